@@ -130,40 +130,51 @@ def test_the_terminal_shows_exports_that_the_sdk_and_the_commands_accept() -> No
         assert done.stdout.strip() == b"[]"
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--host", "0.0.0.0"], "--allow-remote"),
-        (["--host", "0.0.0.0", "--allow-remote"], "--operator-key"),
-        (["--host", "0.0.0.0", "--allow-remote"], "agentpay-server keys generate"),
-        (["--port", "0", "--operator-key", "hunter2"], "ap_operator_"),
-        (["--clock", "broken"], "manual"),
-        (["--rate-limit", "0"], "--rate-limit"),
-        (["--port", "65536"], "--port"),
-        (["--session-idle", "0"], "--session-idle"),
-        (["--settlement-wait", "nan"], "--settlement-wait"),
-        (["--shutdown-wait", "inf"], "--shutdown-wait"),
-        (["--session-lifetime", "-1"], "--session-lifetime"),
-        (["--data-dir", ""], "'--data-dir': the path must not be empty."),
-        (["--in-memory", "--data-dir", "data"], "one of --in-memory, --data-dir and --database-url"),
-        (["--data-dir", "data", "--database-url", "postgresql://localhost/x"], "one of"),
-        (["--program", "other=program.so"], "other=program.so is not channels=FILE"),
-        (["--program", "channels=/nowhere"], "cannot read /nowhere"),
-        (["--program", f"channels={__file__}", "--rpc-url", "http://127.0.0.1:1"], "--program is for"),
-    ],
-)
-def test_invalid_options_are_refused_with_the_remedy(options: list[str], says: str) -> None:
-    result = CliRunner().invoke(main, ["serve", *options])
-    assert result.exit_code == 2
+POSTGRES_NOWHERE = "postgresql://postgres@/x?host=/nowhere"
+REMOTE = ("--host", "0.0.0.0", "--allow-remote")
+UNUSABLE: list[tuple[tuple[str, ...], int, str]] = [
+    (("--host", "0.0.0.0"), 2, "--allow-remote"),
+    (REMOTE, 2, "--operator-key"),
+    (REMOTE, 2, "agentpay-server keys generate"),
+    (("--operator-key", "hunter2"), 2, "ap_operator_"),
+    (("--clock", "broken"), 2, "manual"),
+    (("--rate-limit", "0"), 2, "--rate-limit"),
+    (("--port", "65536"), 2, "--port"),
+    (("--session-idle", "0"), 2, "--session-idle"),
+    (("--settlement-wait", "nan"), 2, "--settlement-wait"),
+    (("--shutdown-wait", "inf"), 2, "--shutdown-wait"),
+    (("--session-lifetime", "-1"), 2, "--session-lifetime"),
+    (("--data-dir", ""), 2, "'--data-dir': the path must not be empty."),
+    (("--in-memory", "--data-dir", "data"), 2, "one of --in-memory, --data-dir and --database-url"),
+    (("--data-dir", "data", "--database-url", "postgresql://localhost/x"), 2, "one of"),
+    (("--program", "other=program.so"), 2, "other=program.so is not channels=FILE"),
+    (("--program", "channels=/nowhere"), 2, "cannot read /nowhere"),
+    (("--program", f"channels={__file__}", "--rpc-url", "http://127.0.0.1:1"), 2, "--program is for"),
+    (("--program", f"channels={__file__}"), 1, "the program of payment channels cannot run"),
+    ((*REMOTE, "--operator-key", "k", "--host", "é" * 64), 1, f"cannot listen on {'é' * 64} port "),
+    ((*REMOTE, "--operator-key", "k", "--host", "256.256.256.256"), 1, "pass another --host"),
+    (("--database-url", "mysql://localhost/x"), 2, "postgresql://"),
+    (("--database-url", "postgresql://localhost:port/x"), 2, "postgresql://"),
+    (("--database-url", "postgresql://localhost/x?connect_timeout=9"), 2, "connect_timeout"),
+    (("--database-url", POSTGRES_NOWHERE, "--start-wait", "1"), 1, "did not respond"),
+]
+
+
+@pytest.mark.parametrize(("options", "exit_code", "says"), UNUSABLE)
+def test_options_that_cannot_be_used_are_refused_in_a_sentence(
+    options: tuple[str, ...], exit_code: int, says: str
+) -> None:
+    environment = {"AGENTPAY_SERVER_ENCRYPTION_KEY": "00" * 32}
+    result = CliRunner(env=environment).invoke(main, [*SERVE, *options])
+    assert result.exit_code == exit_code
     assert says in result.output
     assert "Traceback" not in result.output
 
 
-def test_a_file_that_is_no_program_is_reported_in_a_sentence() -> None:
-    result = CliRunner().invoke(main, [*SERVE, "--program", f"channels={__file__}"])
+def test_a_database_needs_an_encryption_key() -> None:
+    result = CliRunner().invoke(main, [*SERVE, "--database-url", POSTGRES_NOWHERE])
     assert result.exit_code == 1
-    assert "the program of payment channels cannot run" in result.output
-    assert "Traceback" not in result.output
+    assert "AGENTPAY_SERVER_ENCRYPTION_KEY" in result.output
 
 
 def test_session_limits_are_options_and_the_console_can_be_left_out() -> None:
@@ -173,41 +184,28 @@ def test_session_limits_are_options_and_the_console_can_be_left_out() -> None:
         where = {"base_url": announcement["base_url"], "api_key": announcement["operator_key"]}
         with AgentPay(**where) as server:
             payer, payee = (server.accounts.create(name=name).account_id for name in "ab")
-            sandbox = Sandbox(server)
+            sandbox, open_ = Sandbox(server), server.sessions.open
             sandbox.fund(payer, 3)
-            idle, used = (
-                server.sessions.open(account_id=payer, to=payee, cap_usdc=1).session_id for _ in range(2)
-            )
-
-            def statuses() -> list[str]:
-                return [server.sessions.get(session).status for session in (idle, used)]
-
-            sandbox.clock.advance(59)
-            server.sessions.charge(used, amount="0.1")
-            assert statuses() == ["open", "open"]
-            sandbox.clock.advance(1)
-            assert statuses() == ["settled", "open"]
-            sandbox.clock.advance(29)
-            assert statuses() == ["settled", "open"]
-            sandbox.clock.advance(1)
-            assert statuses() == ["settled", "settled"]
+            idle, used = (open_(account_id=payer, to=payee, cap_usdc=1).session_id for _ in range(2))
+            for seconds, statuses in (
+                (59, ["open", "open"]),
+                (1, ["settled", "open"]),
+                (30, ["settled"] * 2),
+            ):
+                sandbox.clock.advance(seconds)
+                assert [server.sessions.get(each).status for each in (idle, used)] == statuses
+                if seconds == 59:
+                    server.sessions.charge(used, amount="0.1")
 
 
-@pytest.mark.parametrize("host", ["é" * 64, "256.256.256.256"])
-def test_an_invalid_address_is_named(host: str) -> None:
-    result = CliRunner().invoke(main, ["serve", "--host", host, "--allow-remote", "--operator-key", "k"])
-    assert result.exit_code == 1
-    assert f"cannot listen on {host} port 8402" in result.output
-    assert "pass another --host" in result.output
-    assert "Traceback" not in result.output
-
-
-def test_a_port_that_is_taken_is_named() -> None:
+@pytest.mark.parametrize("command", ["serve", "demo"])
+def test_a_port_that_is_taken_is_named(command: str) -> None:
     with AgentPayServer() as server:
         port = server.listen().rpartition(":")[2]
-        result = CliRunner().invoke(main, ["serve", "--port", port])
-        assert result.exit_code == 1
-        assert f"port {port}" in result.output
+        result = CliRunner().invoke(main, [command, "--port", port])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"cannot listen on 127.0.0.1 port {port}" in result.stderr
+    assert "pass another --port" in result.stderr
 
 
 def test_a_data_directory_must_be_private_survives_a_kill_and_its_key_is_shown_once(tmp_path: Path) -> None:
@@ -238,28 +236,6 @@ def test_a_data_directory_must_be_private_survives_a_kill_and_its_key_is_shown_o
             assert [found.account_id for found in client.accounts.list()] == [account.account_id]
 
 
-@pytest.mark.parametrize(
-    ("url", "key", "exit_code", "says"),
-    [
-        ("mysql://localhost/x", "00" * 32, 2, "postgresql://"),
-        ("postgresql://localhost:port/x", "00" * 32, 2, "postgresql://"),
-        ("postgresql://localhost/x?connect_timeout=9", "00" * 32, 2, "connect_timeout"),
-        ("postgresql://postgres@/x?host=/nowhere", "00" * 32, 1, "did not respond"),
-        ("postgresql://postgres@/x?host=/nowhere", "", 1, "AGENTPAY_SERVER_ENCRYPTION_KEY"),
-    ],
-)
-def test_an_unusable_database_is_reported_in_a_sentence(
-    url: str, key: str, exit_code: int, says: str
-) -> None:
-    environment = {"AGENTPAY_SERVER_ENCRYPTION_KEY": key}
-    result = CliRunner(env=environment).invoke(
-        main, ["serve", "--port", "0", "--start-wait", "1", "--database-url", url]
-    )
-    assert result.exit_code == exit_code
-    assert says in result.output
-    assert "Traceback" not in result.output
-
-
 AWAY_BEFORE_THE_ANNOUNCEMENT = """
 import sys
 from agentpay_server.cli import main
@@ -278,24 +254,19 @@ main(["serve", "--port", "0", "--start-wait", *sys.argv[1:]])
 """
 
 
-def test_a_database_that_restarts_before_the_announcement_is_waited_for() -> None:
-    with LoadedPython("-c", AWAY_BEFORE_THE_ANNOUNCEMENT, "60") as process:
+@pytest.mark.parametrize(
+    ("start_wait", "has_link", "event", "times"),
+    [("60", True, "server.waiting", 2), ("0", False, "database.unavailable", 1)],
+)
+def test_a_database_away_before_the_announcement_is_waited_for_or_costs_only_the_link(
+    start_wait: str, has_link: bool, event: str, times: int
+) -> None:
+    with LoadedPython("-c", AWAY_BEFORE_THE_ANNOUNCEMENT, start_wait) as process:
         try:
-            assert "#code=" in next_json(process)["console_url"]
+            assert ("console_url" in next_json(process)) is has_link
             process.send_signal(signal.SIGTERM)
             _, err = process.communicate(timeout=120)
         finally:
             process.kill()
-    assert (process.returncode, err.count("server.waiting")) == (0, 2)
-
-
-def test_a_database_that_stays_away_before_the_announcement_costs_only_the_link() -> None:
-    with LoadedPython("-c", AWAY_BEFORE_THE_ANNOUNCEMENT, "0") as process:
-        try:
-            assert "console_url" not in next_json(process)
-            process.send_signal(signal.SIGTERM)
-            _, err = process.communicate(timeout=120)
-        finally:
-            process.kill()
-    assert (process.returncode, err.count("database.unavailable")) == (0, 1)
+    assert (process.returncode, err.count(event)) == (0, times)
     assert "Traceback" not in err

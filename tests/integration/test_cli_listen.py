@@ -4,8 +4,8 @@ import asyncio
 import json
 import re
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -60,23 +60,21 @@ class Heard:
         self._lines: list[str] = []
         self.stderr = ""
 
-    async def line(self) -> str:
+    async def _until(self, is_told: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_SECONDS):
-            while not self._lines:
+            while not is_told():
                 captured = self._capsys.readouterr()
                 self._lines += captured.out.splitlines()
                 self.stderr += captured.err
                 await asyncio.sleep(0)
+
+    async def line(self) -> str:
+        await self._until(lambda: bool(self._lines))
         return self._lines.pop(0)
 
     async def told(self, text: str) -> None:
         """Return once a note has been printed on standard error."""
-        async with asyncio.timeout(WAIT_SECONDS):
-            while text not in self.stderr:
-                captured = self._capsys.readouterr()
-                self._lines += captured.out.splitlines()
-                self.stderr += captured.err
-                await asyncio.sleep(0)
+        await self._until(lambda: text in self.stderr)
 
     async def json(self, kind: str) -> Any:
         """Return the next line, which must be of that kind."""
@@ -85,109 +83,92 @@ class Heard:
         return item[1]
 
 
-@asynccontextmanager
-async def listening(
-    commands: CommandLine,
-    capsys: pytest.CaptureFixture[str],
-    *,
-    forward_to: str | None = None,
-    secret: str | None = None,
-    types: frozenset[str] = frozenset(EVENTS),
-    account_id: str | None = None,
-    is_json: bool = True,
-) -> AsyncIterator[Heard]:
-    """A listener within the test, which looks as often as it can."""
-    address = ServerAccess(
-        url=commands.environment["AGENTPAY_BASE_URL"],
-        key=commands.environment["AGENTPAY_API_KEY"],
-    )
-    output = Output(is_json=is_json)
-    listener = EventListener(address, output, types=types, account_id=account_id, interval_seconds=0.01)
-    task = asyncio.create_task(listener.run(forward_to, secret))
-    try:
-        yield Heard(capsys)
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+Listening = Callable[..., AbstractAsyncContextManager[Heard]]
 
 
-async def test_only_new_events_are_printed(
-    commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def listening(commands: CommandLine, capsys: pytest.CaptureFixture[str]) -> Listening:
+    """Starts a listener within the test, which looks as often as it can."""
+
+    @asynccontextmanager
+    async def listening(
+        *, forward_to: str | None = None, secret: str | None = None, is_json: bool = True, **chosen: Any
+    ) -> AsyncIterator[Heard]:
+        url, key = (commands.environment[f"AGENTPAY_{name}"] for name in ("BASE_URL", "API_KEY"))
+        choice = {"types": frozenset(EVENTS), "account_id": None, **chosen}
+        address, output = ServerAccess(url=url, key=key), Output(is_json=is_json)
+        listener = EventListener(address, output, **choice, interval_seconds=0.01)
+        task = asyncio.create_task(listener.run(forward_to, secret))
+        try:
+            yield Heard(capsys)
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    return listening
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+async def test_only_new_events_of_the_chosen_types_and_account_are_printed(
+    listening: Listening, commands: CommandLine, account: Account, chosen: bool
 ) -> None:
     account.pay()
-    async with listening(commands, capsys) as heard:
+    settled, other = frozenset({"transfer.settled"}), Account(commands.server, commands.funded)
+    choice: dict[str, Any] = {"types": settled, "account_id": account.account_id} if chosen else {}
+    async with listening(**choice) as heard:
         assert await heard.json("listening") == {
             "base_url": commands.environment["AGENTPAY_BASE_URL"],
             "forward_to": None,
             "secret": None,
         }
-        transfer_id = account.pay()
-        initiated, settled = await heard.json("event"), await heard.json("event")
-        assert [event["type"] for event in (initiated, settled)] == ["transfer.initiated", "transfer.settled"]
-        assert {event["data"]["transfer_id"] for event in (initiated, settled)} == {transfer_id}
+        transfers = [other.pay(), account.pay()]
+        types = ["transfer.initiated", "transfer.settled"]
+        expected = [(kind, transfer_id) for transfer_id in transfers for kind in types]
+        for kind, transfer_id in expected[3:] if chosen else expected:
+            event = await heard.json("event")
+            assert (event["type"], event["data"]["transfer_id"]) == (kind, transfer_id)
 
 
 async def test_more_than_a_page_at_once_is_printed_in_order_and_once(
-    server: AgentPayServer, commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str]
+    listening: Listening, account: Account
 ) -> None:
-    async with listening(commands, capsys, types=frozenset({"transfer.settled"})) as heard:
+    async with listening(types=frozenset({"transfer.settled"})) as heard:
         await heard.json("listening")
         # Nothing runs between these: the listener shares the loop that they hold up.
         expected = [account.pay("0.01") for _ in range(120)]
         assert [(await heard.json("event"))["data"]["transfer_id"] for _ in expected] == expected
 
 
-async def test_events_are_chosen_by_type_and_account(
-    server: AgentPayServer,
-    commands: CommandLine,
-    account: Account,
-    funded: Funded,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    other = Account(server, funded)
-    wanted = frozenset({"transfer.settled"})
-    async with listening(commands, capsys, types=wanted, account_id=account.account_id) as heard:
-        await heard.json("listening")
-        other.pay()
-        transfer_id = account.pay()
-        event = await heard.json("event")
-        assert (event["type"], event["data"]["transfer_id"]) == ("transfer.settled", transfer_id)
-
-
 @pytest.mark.in_memory("nothing else can be brought back")
 async def test_listening_continues_after_a_restore(
-    server: AgentPayServer, commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str]
+    listening: Listening, commands: CommandLine, account: Account
 ) -> None:
-    snapshot = server.sandbox.snapshot()
-    async with listening(commands, capsys, types=frozenset({"transfer.settled"})) as heard:
+    snapshot = commands.server.sandbox.snapshot()
+    async with listening(types=frozenset({"transfer.settled"})) as heard:
         await heard.json("listening")
         for _ in range(3):
             transfer_id = account.pay()
             assert (await heard.json("event"))["data"]["transfer_id"] == transfer_id
-            server.sandbox.restore(snapshot)
+            commands.server.sandbox.restore(snapshot)
 
 
 # --- Forwarding
 
 
 async def test_forwarded_events_equal_those_of_a_webhook(
-    server: AgentPayServer,
-    commands: CommandLine,
-    account: Account,
-    receiver: Receiver,
-    capsys: pytest.CaptureFixture[str],
+    listening: Listening, commands: CommandLine, account: Account, receiver: Receiver
 ) -> None:
     with Receiver() as registered:
-        webhook = server.client().webhooks.create(url=registered.url, events=["escalation.required"])
-        server.client().policies.update(account.account_id, escalation_threshold="0.5")
-        async with listening(commands, capsys, forward_to=receiver.url) as heard:
+        webhook = commands.server.client().webhooks.create(url=registered.url, events=["escalation.required"])
+        commands.server.client().policies.update(account.account_id, escalation_threshold="0.5")
+        async with listening(forward_to=receiver.url) as heard:
             secret = (await heard.json("listening"))["secret"]
             transfer_id = account.pay()
             assert (await heard.json("event"))["data"]["transfer_id"] == transfer_id
             forward = await heard.json("forward")
             assert (forward["status_code"], forward["attempt"], forward["status"]) == (200, 1, "delivered")
-        server.sandbox.clock.advance(0)
+        commands.server.sandbox.clock.advance(0)
         (ours,), (theirs,) = receiver.wait_for(1), registered.wait_for(1)
     assert ours.body == theirs.body
     own = {"host", "x-service-signature"}  # the receiver's, and the secret's
@@ -198,36 +179,29 @@ async def test_forwarded_events_equal_those_of_a_webhook(
     assert event == webhooks.unwrap(theirs.body, theirs.headers, webhook.secret)
 
 
-async def test_the_terminal_shows_events_forwards_and_the_secret(
-    commands: CommandLine, account: Account, receiver: Receiver, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("is_forwarded", [True, False])
+async def test_the_terminal_shows_one_line_per_event_or_forward_and_the_secret(
+    listening: Listening, account: Account, receiver: Receiver, is_forwarded: bool
 ) -> None:
     types = frozenset({"transfer.settled"})
     receiver.next(503)
-    async with listening(commands, capsys, forward_to=receiver.url, types=types, is_json=False) as heard:
-        await heard.told(f"Forwarding to {receiver.url}, signed with whsec_")
-        account.pay()
-        line = await heard.line()
-        assert re.fullmatch(
-            r"\d\d:\d\d:\d\d \[503\] +\d+ ms transfer\.settled +evt_\w{26} retry in 30 s", line
-        ), line
-
-
-async def test_the_terminal_shows_one_line_per_event(
-    commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
-    types = frozenset({"transfer.settled"})
-    async with listening(commands, capsys, types=types, is_json=False) as heard:
-        await heard.told("Listening to ")
+    url = receiver.url if is_forwarded else None
+    async with listening(forward_to=url, types=types, is_json=False) as heard:
+        await heard.told(f"Forwarding to {url}, signed with whsec_" if is_forwarded else "Listening to ")
         transfer_id = account.pay()
         line = await heard.line()
-        pattern = rf"\d\d:\d\d:\d\d transfer\.settled +evt_\w{{26}} 1\.000000 USDC {transfer_id}"
-        assert re.fullmatch(pattern, line), line
+    pattern = (
+        r"\d\d:\d\d:\d\d \[503\] +\d+ ms transfer\.settled +evt_\w{26} retry in 30 s"
+        if is_forwarded
+        else rf"\d\d:\d\d:\d\d transfer\.settled +evt_\w{{26}} 1\.000000 USDC {transfer_id}"
+    )
+    assert re.fullmatch(pattern, line), line
 
 
 async def test_a_given_secret_signs_and_is_not_printed(
-    commands: CommandLine, account: Account, receiver: Receiver, capsys: pytest.CaptureFixture[str]
+    listening: Listening, account: Account, receiver: Receiver
 ) -> None:
-    async with listening(commands, capsys, forward_to=receiver.url, secret=SECRET) as heard:
+    async with listening(forward_to=receiver.url, secret=SECRET) as heard:
         assert (await heard.json("listening"))["secret"] is None
         account.pay()
         while "event" in json.loads(await heard.line()):
@@ -235,55 +209,50 @@ async def test_a_given_secret_signs_and_is_not_printed(
     webhooks.verify(receiver.posts[0].body, receiver.posts[0].headers, SECRET)
 
 
-async def test_a_failing_receiver_is_retried_on_the_service_schedule(receiver: Receiver) -> None:
-    told: list[Forward] = []
+@pytest.mark.parametrize(
+    ("acts", "told", "waits"),
+    [
+        ([500, drop, 302, 204], [500, None, 302, 204], [30, 300, 1800]),
+        ([500] * 5, [500] * 5, [30, 300, 1800, 7200]),
+    ],
+)
+async def test_a_failing_receiver_is_retried_on_the_service_schedule_and_then_abandoned(
+    receiver: Receiver, acts: list[Any], told: list[int | None], waits: list[float]
+) -> None:
+    forwards: list[Forward] = []
     waited: list[float] = []
 
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    event = testing.event("transfer.settled")
-    receiver.next(500, drop, 302, 204)
-    forwarder = Forwarder(receiver.url, webhooks.WebhookSecrets(SECRET), told.append, sleep=sleep)
-    await forwarder.forward(event)
+    receiver.next(*acts)
+    forwarder = Forwarder(receiver.url, webhooks.WebhookSecrets(SECRET), forwards.append, sleep=sleep)
+    await forwarder.forward(testing.event("transfer.settled"))
     await forwarder.close()
-    assert [(each.attempt, each.status_code, each.status) for each in told] == [
-        (1, 500, "retrying"),
-        (2, None, "retrying"),
-        (3, 302, "retrying"),
-        (4, 204, "delivered"),
+    last = "delivered" if told[-1] == 204 else "undelivered"
+    assert [(each.attempt, each.status_code, each.status) for each in forwards] == [
+        (number, code, last if number == len(told) else "retrying") for number, code in enumerate(told, 1)
     ]
-    assert waited == [30, 300, 1800]
+    assert waited == waits
+    assert forwards[-1].retry_seconds is None
     assert len({post.body for post in receiver.posts}) == 1
-    assert [post.headers["x-service-delivery-attempt"] for post in receiver.posts] == ["1", "2", "3", "4"]
-
-
-async def test_a_receiver_that_always_fails_is_abandoned(receiver: Receiver) -> None:
-    told: list[Forward] = []
-    receiver.default = 500
-
-    async def sleep(_: float) -> None: ...
-
-    event = testing.event("transfer.settled")
-    forwarder = Forwarder(receiver.url, webhooks.WebhookSecrets(SECRET), told.append, sleep=sleep)
-    await forwarder.forward(event)
-    await forwarder.close()
-    assert (len(told), told[-1].status, told[-1].retry_seconds) == (5, "undelivered", None)
+    numbers = [post.headers["x-service-delivery-attempt"] for post in receiver.posts]
+    assert numbers == [str(number) for number in range(1, len(told) + 1)]
 
 
 # --- Troubles
 
 
 async def test_an_outage_is_reported_once_and_no_event_is_missed(
-    server: AgentPayServer, commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str]
+    listening: Listening, commands: CommandLine, account: Account
 ) -> None:
     types = frozenset({"transfer.settled"})
-    async with listening(commands, capsys, types=types, is_json=False) as heard:
+    async with listening(types=types, is_json=False) as heard:
         await heard.told("Listening to ")
-        server.sandbox.set_fault("http:GET /ext/v1/console/events", effect="internal_error")
+        commands.server.sandbox.set_fault("http:GET /ext/v1/console/events", effect="internal_error")
         transfer_id = account.pay()
         await heard.told("Cannot read events from ")
-        server.sandbox.clear_faults()
+        commands.server.sandbox.clear_faults()
         assert transfer_id in await heard.line()
         assert heard.stderr.count("retrying") == 1
 

@@ -11,9 +11,8 @@ import pytest
 from click.testing import CliRunner
 from command_line import NO_CONFIG, WAIT_SECONDS, CommandLine, pending
 from receivers import closed_port
-from server_world import UNKNOWN, Funded
+from server_world import UNKNOWN
 
-from agentpay import AgentPay
 from agentpay.cli import main
 from agentpay.cli.output import CommandRefusedError, Output
 from agentpay_server import AgentPayServer, Settings
@@ -22,43 +21,47 @@ ACCOUNT = UNKNOWN["account_id"]
 NOWHERE = {"AGENTPAY_API_KEY": None, "AGENTPAY_BASE_URL": None, "AGENTPAY_CONFIG": NO_CONFIG}
 
 
-def on_a_terminal(commands: CommandLine, *arguments: str, **environment: str) -> str:
+def on_a_terminal(
+    commands: CommandLine, *arguments: str, typed: bytes = b"", exit_code: int = 0, **environment: str
+) -> str:
     """Run a command on a terminal, and return all that it has written there."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-m", "agentpay.cli", *arguments],
+        stdin=theirs if typed else None,
         stdout=theirs,
         stderr=theirs,
         env={**os.environ, "TERM": "xterm", **commands.environment, **environment},
     ) as process:
         os.close(theirs)
+        os.write(ours, typed)
         written = b""
         # Linux returns an error where other systems report the end of input.
         with contextlib.suppress(OSError):
             while part := os.read(ours, 65536):
                 written += part
         os.close(ours)
-        assert process.wait(WAIT_SECONDS) == 0
+        assert process.wait(WAIT_SECONDS) == exit_code
     return written.decode()
 
 
 # --- What people see
 
 
-def test_server_text_cannot_control_the_terminal(
-    client: AgentPay, commands: CommandLine, funded: Funded
-) -> None:
-    memo = "\x1b]0;owned\x07 [bold]not markup[/bold] :smile: \u202e\n"
-    pending(client, funded().account_id, memo=memo)
+def test_server_text_cannot_control_the_terminal(commands: CommandLine) -> None:
+    memo = "\x1b]0;owned\x07 [bold]not markup[/bold] :smile: \u202e Straße\n"
+    pending(commands.client, commands.funded().account_id, memo=memo)
     shown = commands.shown("approvals", "list")
-    assert "\\x1b]0;owned\\x07 [bold]not markup[/bold] :smile: \\u202e\\n" in shown
+    assert "\\x1b]0;owned\\x07 [bold]not markup[/bold] :smile: \\u202e Straße\\n" in shown
     assert "\x1b" not in shown  # nor colour, where there is no terminal
     (waiting,) = commands.items("approvals", "list")
     assert waiting["memo"] == memo
-
-
-def test_a_name_cannot_control_the_terminal_as_a_title(client: AgentPay, commands: CommandLine) -> None:
-    account = client.accounts.create(name="Bot\u202etcartxe")
+    # What an encoding lacks is escaped too.
+    result = CliRunner(env=commands.environment, charset="ascii").invoke(main, ["approvals", "list"])
+    assert result.exit_code == 0
+    assert "Stra\\xdfe" in result.stdout
+    # A name as a title.
+    account = commands.client.accounts.create(name="Bot\u202etcartxe")
     shown = commands.shown("accounts", "get", account.account_id)
     assert shown.startswith("Bot\\u202etcartxe\n")
     assert "\u202e" not in shown
@@ -96,71 +99,38 @@ def test_no_proxy_of_the_environment_gets_a_command_for_this_machine(
     assert commands.json("whoami")["kind"] == "operator"
 
 
-def test_a_memo_that_the_encoding_cannot_represent_is_escaped(
-    client: AgentPay, commands: CommandLine, funded: Funded
-) -> None:
-    pending(client, funded().account_id, memo="Straße")
-    result = CliRunner(env=commands.environment, charset="ascii").invoke(main, ["approvals", "list"])
-    assert result.exit_code == 0
-    assert "Stra\\xdfe" in result.stdout
-
-
-def test_a_terminal_shows_colour_and_progress(
-    client: AgentPay, commands: CommandLine, funded: Funded
-) -> None:
-    transfer_id = pending(client, funded().account_id)
+def test_a_terminal_shows_colour_and_progress(commands: CommandLine) -> None:
+    transfer_id = pending(commands.client, commands.funded().account_id)
     shown = on_a_terminal(commands, "approvals", "approve", transfer_id)
     assert f"Paying {transfer_id}" in shown
     assert "\x1b[32msettled" in shown
     assert "\x1b[3" not in on_a_terminal(commands, "keys", "list", NO_COLOR="1")
 
 
-def test_a_command_runs_with_closed_standard_streams(
-    server: AgentPayServer, commands: CommandLine, funded: Funded
-) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "agentpay.cli",
-        "keys",
-        "create",
-        "--account",
-        funded().account_id,
-    ]
+def test_a_command_runs_with_closed_standard_streams(commands: CommandLine) -> None:
+    create = ["keys", "create", "--account", commands.funded().account_id]
     ended = subprocess.run(
-        ["sh", "-c", '"$@" >&- 2>&-', "sh", *command],
+        ["sh", "-c", '"$@" >&- 2>&-', "sh", sys.executable, "-m", "agentpay.cli", *create],
         env={**os.environ, **commands.environment},
         timeout=WAIT_SECONDS,
         check=False,
     )
     assert ended.returncode == 0
-    assert len(list(server.agent_keys.list())) == 1
+    assert len(list(commands.server.agent_keys.list())) == 1
 
 
-def test_identifiers_are_not_truncated_on_narrow_terminals(
-    commands: CommandLine, funded: Funded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    made = commands.json("keys", "create", "--account", funded().account_id)
-    assert made["key_id"] in commands.shown("keys", "list")
-
-
-def test_amounts_of_a_list_are_aligned_with_the_same_decimals(
-    client: AgentPay, commands: CommandLine, funded: Funded
-) -> None:
-    payer, payee = funded("200").account_id, client.accounts.create(name="Payee").account_id
+def test_amounts_of_a_list_are_aligned_with_the_same_decimals(commands: CommandLine) -> None:
+    payer, payee = commands.funded("200").account_id, commands.client.accounts.create(name="Payee").account_id
     for amount in ("100", "0.5", "2.000001"):
-        client.transfers.create(from_=payer, to=payee, amount=amount)
+        commands.client.transfers.create(from_=payer, to=payee, amount=amount)
     heading, *rows = commands.shown("transfers", "list").splitlines()
     end = heading.index("amount") + len("amount")
     assert [line[:end].split()[-1] for line in rows] == ["2.000001", "0.500000", "100.000000"]
     assert all(line[end] == " " != line[end - 1] for line in rows)
 
 
-def test_a_reader_that_closes_the_pipe_is_no_failure_of_what_reads(
-    client: AgentPay, commands: CommandLine, funded: Funded
-) -> None:
-    payer, payee = funded().account_id, client.accounts.create(name="Payee").account_id
+def test_a_reader_that_closes_the_pipe_is_no_failure_of_what_reads(commands: CommandLine) -> None:
+    payer, payee = commands.funded().account_id, commands.client.accounts.create(name="Payee").account_id
     pay = ["transfers", "create", "--from", payer, "--to", payee, "--amount", "1"]
     for arguments, exit_code in ((["accounts", "list"], 0), (["accounts", "get", payer], 0), (pay, 3)):
         ours, theirs = os.pipe()
@@ -176,32 +146,21 @@ def test_a_reader_that_closes_the_pipe_is_no_failure_of_what_reads(
         os.close(theirs)
         assert ended.returncode == exit_code, arguments
         assert b"Traceback" not in ended.stderr
-    (paid,) = client.transfers.list(account_id=payer)
+    (paid,) = commands.client.transfers.list(account_id=payer)
     assert paid.transfer_id.encode() in ended.stderr
 
 
-@pytest.mark.parametrize(("answer", "is_revoked"), [("n", False), ("y", True)])
+@pytest.mark.parametrize(("answer", "is_revoked"), [(b"n\n", False), (b"y\n", True)])
 def test_a_terminal_asks_with_names_before_a_key_is_revoked(
-    client: AgentPay, commands: CommandLine, funded: Funded, answer: str, is_revoked: bool
+    commands: CommandLine, answer: bytes, is_revoked: bool
 ) -> None:
-    key = commands.json("keys", "create", "--account", funded(name="Payer").account_id, "--name", "laptop")
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "agentpay", "keys", "revoke", key["key_id"]],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "TERM": "dumb", **commands.environment},
-    ) as process:
-        os.close(theirs)
-        os.write(ours, f"{answer}\n".encode())
-        shown = b""
-        with contextlib.suppress(OSError):
-            while part := os.read(ours, 65536):
-                shown += part
-        os.close(ours)
-        assert process.wait(WAIT_SECONDS) == (0 if is_revoked else 1)
-    assert "Revoke agent key 'laptop' of Payer?" in shown.decode()
+    key = commands.json(
+        "keys", "create", "--account", commands.funded(name="Payer").account_id, "--name", "laptop"
+    )
+    revoke = ("keys", "revoke", key["key_id"])
+    exit_code = 0 if is_revoked else 1
+    shown = on_a_terminal(commands, *revoke, typed=answer, exit_code=exit_code, TERM="dumb")
+    assert "Revoke agent key 'laptop' of Payer?" in shown
     assert (commands.items("keys", "list") == []) is is_revoked
 
 
@@ -252,42 +211,35 @@ def test_usage_errors_have_exit_code_2(arguments: list[str], says: str) -> None:
     assert says in result.stderr
 
 
-def test_an_invalid_key_message_says_where_to_find_one(commands: CommandLine) -> None:
-    said = commands.refused("keys", "list", "--key", "ap_operator_wrong")
-    assert said.startswith("Error: unauthorized: ")
-    assert "--key" in said
+def test_a_refusal_names_its_code_and_what_is_wrong(commands: CommandLine) -> None:
+    account_id = commands.funded().account_id
+    agent_key = commands.server.agent_keys.create(account_id).key
+    create = ("keys", "create", "--account", account_id)
+    elsewhere = commands.environment["AGENTPAY_BASE_URL"] + "/v2"
+    rows: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
+        (("keys", "list", "--key", "ap_operator_wrong"), ("Error: unauthorized: ", "--key")),
+        (("keys", "list", "--key", agent_key), ("Error: forbidden: ",)),
+        ((*create, "--name", "x" * 101), ("name must have at most 100 characters",)),
+        (("keys", "revoke", UNKNOWN["key_id"]), ("not_found",)),
+        (("keys", "list", "--url", elsewhere), ("not_found",)),
+    ]
+    for arguments, words in rows:
+        said = commands.refused(*arguments)
+        assert not [word for word in words if word not in said], said
 
 
-def test_an_agent_key_gets_the_required_scope(
-    server: AgentPayServer, commands: CommandLine, funded: Funded
-) -> None:
-    key = server.agent_keys.create(funded().account_id).key
-    assert "forbidden: " in commands.refused("keys", "list", "--key", key)
-
-
-def test_faults_of_a_request_are_listed(commands: CommandLine, funded: Funded) -> None:
-    account_id = funded().account_id
-    said = commands.refused("keys", "create", "--account", account_id, "--name", "x" * 101)
-    assert "name must have at most 100 characters" in said
-    assert "not_found" in commands.refused("keys", "revoke", UNKNOWN["key_id"])
-
-
-def test_a_lost_response_exits_with_6_and_asks_to_check(
-    server: AgentPayServer, commands: CommandLine, funded: Funded
-) -> None:
-    server.sandbox.set_fault("http:POST /ext/v1/console/agent-keys", 1, effect="reply_lost")
-    said = commands.refused("keys", "create", "--account", funded().account_id, exit_code=6)
+def test_a_fault_of_the_server_is_named_and_an_unknown_outcome_asks_to_check(commands: CommandLine) -> None:
+    create = ("keys", "create", "--account", commands.funded().account_id)
+    with commands.server.sandbox.fault("http:GET /ext/v1/console/agent-keys", effect="internal_error"):
+        assert "Request req_" in commands.refused("keys", "list")
+    with commands.server.sandbox.fault("http:POST /ext/v1/console/agent-keys", effect="reply_lost"):
+        said = commands.refused(*create, exit_code=6)
     assert "it is unknown whether agent_keys.create was done" in said
     assert "Check whether it was done before you try again." in said
     assert len(commands.items("keys", "list")) == 1
 
 
-def test_a_server_error_is_printed_with_its_request_id(server: AgentPayServer, commands: CommandLine) -> None:
-    server.sandbox.set_fault("http:GET /ext/v1/console/agent-keys", effect="internal_error")
-    assert "Request req_" in commands.refused("keys", "list")
-
-
-def test_an_unknown_outcome_asks_to_check_first(funded: Funded) -> None:
+def test_an_unknown_outcome_asks_to_check_first(commands: CommandLine) -> None:
     with AgentPayServer(settings=Settings(settlement_wait_seconds=1)) as server:
         client, commands = server.client(), CommandLine(server)
         account_id = client.accounts.create(name="Payer").account_id
@@ -302,8 +254,3 @@ def test_an_unknown_outcome_asks_to_check_first(funded: Funded) -> None:
 def test_control_characters_in_error_messages_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     CommandRefusedError("\x1b[31mred", Output(is_json=False)).show()
     assert capsys.readouterr().err == "Error: \\x1b[31mred\n"
-
-
-def test_an_unrelated_server_is_recognised(commands: CommandLine) -> None:
-    url = commands.environment["AGENTPAY_BASE_URL"] + "/v2"
-    assert "not_found" in commands.refused("keys", "list", "--url", url)

@@ -4,16 +4,14 @@ import json
 import os
 import stat
 import tomllib
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
-from typing import Self
 
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
-from receivers import closed_port
+from receivers import Receiver, closed_port
 
 from agentpay.cli import main
 from agentpay.cli.profiles import Config, Profile, config_path, read_config, write_config
@@ -43,33 +41,21 @@ def shell(tmp_path: Path) -> Shell:
 class Captured:
     """A service that refuses every key, and keeps the keys that it was shown."""
 
-    def __init__(self) -> None:
-        self.keys: list[str] = []
-
-    def __enter__(self) -> Self:
-        kept = self.keys
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                kept.append(self.headers["Authorization"])
-                self.send_response(401)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = Thread(target=self._server.serve_forever)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        receiver.default = 401
+        self.url = f"http://{receiver.host}:{receiver.port}"
         self.variables = {"AGENTPAY_BASE_URL": self.url, "AGENTPAY_API_KEY": "ap_operator_here"}
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+    @property
+    def keys(self) -> list[str]:
+        return [post.headers["authorization"] for post in self._receiver.posts]
+
+
+@pytest.fixture
+def captured() -> Iterator[Captured]:
+    with Receiver() as receiver:
+        yield Captured(receiver)
 
 
 def add(shell: Shell, name: str, server: AgentPayServer) -> Result:
@@ -140,25 +126,30 @@ def test_a_profiles_key_goes_to_its_own_url_only(shell: Shell, server: AgentPayS
     assert "no server responds at http://127.0.0.1:8402" in lone.stderr or "unauthorized" in lone.stderr
 
 
-def test_a_refused_key_is_not_stored_but_an_unreachable_server_is_tolerated(
-    shell: Shell, server: AgentPayServer
-) -> None:
-    result = shell.run("profiles", "add", "wrong", "--url", server.listen(), "--key", "ap_operator_no")
-    assert result.exit_code == 1
-    assert "unauthorized" in result.stderr
+def test_a_profile_that_cannot_be_stored_or_found_is_refused(shell: Shell, server: AgentPayServer) -> None:
+    away, here = f"http://127.0.0.1:{closed_port()}", server.listen()
+    add_ = ("profiles", "add", "a", "--url")
+    rows: list[tuple[tuple[str, ...], int, str]] = [
+        ((*add_, here, "--key", "ap_operator_no"), 1, "unauthorized"),
+        ((*add_, away), 2, "no key: pass it on standard input"),
+        (("profiles", "use", "none"), 1, "unknown profile 'none'; stored: none."),
+        (("profiles", "remove", "none"), 1, "unknown profile 'none'; stored: none."),
+        (("whoami", "--profile", "none"), 2, "names profile 'none'"),
+    ]
+    for arguments, exit_code, said in rows:
+        result = shell.run(*arguments, typed="\n")
+        assert result.exit_code == exit_code, result.stderr
+        assert said in result.stderr
     assert not shell.path.exists()
-    away = f"http://127.0.0.1:{closed_port()}"
-    result = shell.run("profiles", "add", "away", "--url", away, "--key", "ap_operator_later")
+    # A server that does not respond is tolerated.
+    result = shell.run(*add_, away, "--key", "ap_operator_later")
     assert result.exit_code == 0
     assert "stored unchecked" in result.stderr
-
-
-@pytest.mark.parametrize("arguments", [["use", "none"], ["remove", "none"]])
-def test_an_unknown_profile_is_named(shell: Shell, arguments: list[str]) -> None:
-    result = shell.run("profiles", *arguments)
-    assert result.exit_code == 1
-    assert "unknown profile 'none'; stored: none." in result.stderr
-    assert "names profile 'none'" in shell.run("whoami", "--profile", "none").stderr
+    shell.path.unlink()
+    shell.path.parent.rmdir()
+    shell.path.parent.write_text("a file where a directory should be")
+    result = shell.run(*add_, here, "--key", server.operator_key)
+    assert "cannot" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -178,35 +169,21 @@ def test_an_invalid_configuration_file_is_reported_and_left_unchanged(shell: She
     assert shell.path.read_bytes() == text.encode("latin-1")
 
 
-def test_a_file_that_cannot_be_written_is_reported(shell: Shell, server: AgentPayServer) -> None:
-    shell.path.parent.write_text("a file where a directory should be")
-    assert "cannot" in add(shell, "local", server).stderr
-
-
-def test_a_typed_key_wins_over_that_of_the_environment(shell: Shell) -> None:
+def test_a_typed_key_wins_over_that_of_the_environment(shell: Shell, captured: Captured) -> None:
     """The key of the environment belongs to another URL, and must not be sent to this one."""
-    with Captured() as service:
-        for arguments, typed in ((["--key", "ap_agent_typed"], None), ([], "ap_agent_typed\n")):
-            added = ["profiles", "add", "there", *arguments, "--url", service.url]
-            assert shell.run(*added, typed=typed, AGENTPAY_API_KEY="ap_operator_here").exit_code == 1
-        shell.run("profiles", "add", "there", typed="ap_agent_typed\n", **service.variables)
-        assert service.keys == ["Bearer ap_agent_typed"] * 3
+    for arguments, typed in ((["--key", "ap_agent_typed"], None), ([], "ap_agent_typed\n")):
+        added = ["profiles", "add", "there", *arguments, "--url", captured.url]
+        assert shell.run(*added, typed=typed, AGENTPAY_API_KEY="ap_operator_here").exit_code == 1
+    shell.run("profiles", "add", "there", typed="ap_agent_typed\n", **captured.variables)
+    assert captured.keys == ["Bearer ap_agent_typed"] * 3
 
 
-def test_a_key_of_the_environment_is_for_the_url_of_the_environment(shell: Shell) -> None:
-    with Captured() as service:
-        refused = shell.run(
-            "profiles", "add", "a", "--url", service.url, typed="", AGENTPAY_API_KEY="ap_operator_here"
-        )
-        assert (refused.exit_code, service.keys) == (2, [])
-        shell.run("profiles", "add", "a", typed="", **service.variables)
-        assert service.keys == ["Bearer ap_operator_here"]
-
-
-def test_an_empty_standard_input_is_reported_as_a_missing_key(shell: Shell) -> None:
-    result = shell.run("profiles", "add", "a", "--url", "http://127.0.0.1:1", typed="\n")
-    assert result.exit_code == 2
-    assert "no key: pass it on standard input" in result.stderr
+def test_a_key_of_the_environment_is_for_the_url_of_the_environment(shell: Shell, captured: Captured) -> None:
+    added = ["profiles", "add", "a", "--url", captured.url]
+    refused = shell.run(*added, typed="", AGENTPAY_API_KEY="ap_operator_here")
+    assert (refused.exit_code, captured.keys) == (2, [])
+    shell.run("profiles", "add", "a", typed="", **captured.variables)
+    assert captured.keys == ["Bearer ap_operator_here"]
 
 
 def test_a_secret_is_kept_between_runs_of_listen(shell: Shell) -> None:
@@ -224,10 +201,9 @@ def test_the_configuration_file_follows_the_xdg_directories(
 ) -> None:
     monkeypatch.delenv("AGENTPAY_CONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
-    assert config_path() == tmp_path / ".config" / "agentpay" / "config.toml"
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
-    assert config_path() == tmp_path / "other" / "agentpay" / "config.toml"
+    for value, folder in (("relative", ".config"), (str(tmp_path / "other"), "other")):
+        monkeypatch.setenv("XDG_CONFIG_HOME", value)
+        assert config_path() == tmp_path / folder / "agentpay" / "config.toml"
 
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)

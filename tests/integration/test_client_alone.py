@@ -13,33 +13,27 @@ from agentpay_server.__main__ import main
 WITHOUT = "import sys; sys.modules.update(dict.fromkeys(['click', 'httpx2', 'solders', 'sqlalchemy']))"
 
 
-def advised(problem: str, extra: str) -> str:
-    """Return a pattern of the line that names an extra, and the command that installs it."""
-    return rf"{problem}, which is not installed: pip install .*\[{extra}\]'?"
-
-
 def run(code: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-c", f"{WITHOUT}; {code}"], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", f"{WITHOUT}; {code}"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_embedded_server_names_the_missing_extra():
-    ended = run("from agentpay_server import AgentPayServer")
+@pytest.mark.parametrize(
+    ("code", "problem", "extra"),
+    [
+        ("from agentpay_server import AgentPayServer", "the server needs solders", "test"),
+        (
+            "from agentpay_server.__main__ import main; main()",
+            "^agentpay-server: the server needs click",
+            "server",
+        ),
+        ("from agentpay.__main__ import main; main()", "^agentpay: the command line needs click", "cli"),
+    ],
+)
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(code: str, problem: str, extra: str):
+    ended = run(code)
     assert ended.returncode == 1
-    assert re.search(advised("the server needs solders", "test"), ended.stderr)
-
-
-def test_the_server_command_names_the_missing_extra_in_one_line():
-    ended = run("from agentpay_server.__main__ import main; main()")
-    assert ended.returncode == 1
-    assert re.fullmatch(advised("agentpay-server: the server needs click", "server") + "\n", ended.stderr)
-
-
-def test_the_client_command_names_the_missing_extra_in_one_line():
-    ended = run("from agentpay.__main__ import main; main()")
-    assert ended.returncode == 1
-    assert re.fullmatch(advised("agentpay: the command line needs click", "cli") + "\n", ended.stderr)
+    assert re.search(rf"{problem}, which is not installed: pip install .*\[{extra}\]'?\n$", ended.stderr)
 
 
 def test_the_client_and_the_pytest_fixtures_import_without_the_server_extra():

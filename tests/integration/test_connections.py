@@ -68,13 +68,6 @@ def is_healthy(base_url: str) -> bool:
 # --- One peer ---------------------------------------------------------------------------------------------
 
 
-def test_a_connection_without_a_request_is_closed(listening: Listening) -> None:
-    server = listening(SHORT_HEAD)
-    with Peer(server.base_url) as peer:
-        assert peer.rest() == b"", "without a request there is no response"
-    assert metric(server, "agentpay_connections_dropped_total", reason="slow") == 1
-
-
 @pytest.mark.parametrize("sent", [b"", GET_HEALTH], ids=["at first", "on a kept connection"])
 def test_a_slow_request_head_gets_408_and_the_connection_closes(listening: Listening, sent: bytes) -> None:
     server = listening(SHORT_HEAD)
@@ -97,65 +90,53 @@ def test_an_idle_connection_is_closed_without_a_response(listening: Listening) -
     assert metric(server, "agentpay_connections_dropped_total", reason="slow") == 0
 
 
-def test_an_idle_connection_is_kept_until_the_idle_timeout(listening: Listening) -> None:
+def test_a_connection_without_a_request_is_closed_while_an_idle_one_is_kept(listening: Listening) -> None:
     server = listening(SHORT_HEAD)
-    with Peer(server.base_url) as kept:
+    with Peer(server.base_url) as kept, Peer(server.base_url) as silent:
         assert kept.send(GET_HEALTH).answer().status == 200
-        silent = Peer(server.base_url)
-        with silent:
-            assert silent.rest() == b"", "its time is over"
+        assert silent.rest() == b"", "its time is over, and without a request there is no response"
         assert kept.send(GET_HEALTH).answer().status == 200
+    assert metric(server, "agentpay_connections_dropped_total", reason="slow") == 1
+
+
+def post_of(length: int, key: str = "") -> bytes:
+    """The head of a request to create an account."""
+    authorization = f"Authorization: Bearer {key}\r\n" if key else ""
+    head = f"POST /v1/accounts HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n"
+    return f"{head}{authorization}\r\n".encode()
 
 
 def test_a_slow_request_body_gets_408_and_the_connection_closes(listening: Listening) -> None:
     server = listening(SHORT_BODY)
     with Peer(server.base_url) as peer:
-        peer.send(
-            b"POST /v1/accounts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n"
-            b"Authorization: Bearer " + server.operator_key.encode() + b"\r\n\r\n"
-        )
+        peer.send(post_of(60_000, server.operator_key))
         peer.dribble(b" ")
         answered = peer.answer()
     assert (answered.status, answered.json()["error"]) == (408, "request_timeout")
     assert list(server.client().accounts.list()) == []
 
 
-def test_a_slow_body_after_the_response_does_not_keep_the_connection_open(listening: Listening) -> None:
-    server = listening(SHORT_BODY)
-    with Peer(server.base_url) as peer:
-        head = b"POST /v1/accounts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\n"
-        assert peer.send(head).answer().status == 401
+def test_the_rest_of_a_body_may_arrive_after_the_response_but_not_slowly(listening: Listening) -> None:
+    with Peer(listening(Settings()).base_url) as peer:
+        assert peer.send(post_of(9)).answer().status == 401
+        assert peer.send(b"nine byte" + GET_HEALTH).answer().status == 200
+    with Peer(listening(SHORT_BODY).base_url) as peer:
+        assert peer.send(post_of(60_000)).answer().status == 401
         assert peer.dribble(b" ") == b""
 
 
-def test_the_rest_of_a_body_may_arrive_after_the_response(listening: Listening) -> None:
-    server = listening(Settings())
-    with Peer(server.base_url) as peer:
-        head = b"POST /v1/accounts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
-        assert peer.send(head).answer().status == 401
-        assert peer.send(b"nine byte" + GET_HEALTH).answer().status == 200
-
-
-def test_a_peer_that_does_not_read_its_responses_is_dropped(listening: Listening) -> None:
-    server = listening(Settings(body_timeout_seconds=0.3))
-    ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with Peer(server.base_url) as peer:
-        peer.wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        peer.send(ask * 100)
-        eventually(
-            lambda: metric(server, "agentpay_connections_dropped_total", reason="slow") == 1, WAIT_SECONDS
-        )
-        eventually(lambda: metric(server, "agentpay_connections") == 0)
-
-
-def test_a_peer_that_does_not_read_its_last_response_is_dropped(listening: Listening) -> None:
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_peer_that_does_not_read_its_responses_is_dropped(listening: Listening, is_last: bool) -> None:
     server = listening(Settings(body_timeout_seconds=0.3))
     ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
     with Peer(server.base_url) as peer:
         peer.wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        peer.send((ask + b"\r\n") * 19 + ask + b"Connection: close\r\n\r\n")
+        peer.send((ask + b"\r\n") * (19 if is_last else 100))
+        if is_last:
+            peer.send(ask + b"Connection: close\r\n\r\n")
         eventually(lambda: metric(server, "agentpay_connections") == 1)
         eventually(lambda: metric(server, "agentpay_connections") == 0, WAIT_SECONDS)
+    assert is_last or metric(server, "agentpay_connections_dropped_total", reason="slow") == 1
 
 
 def test_pipelined_requests_get_responses_in_order(listening: Listening) -> None:
@@ -176,22 +157,6 @@ def test_a_long_call_does_not_count_as_a_slow_peer(listening: Listening) -> None
     with Peer(server.base_url) as peer:
         answered = peer.request("GET /v1/accounts", f"Authorization: Bearer {server.operator_key}")
     assert answered.status == 200
-
-
-def test_closing_the_server_does_not_wait_for_open_connections() -> None:
-    patient = Settings(head_timeout_seconds=FOR_EVER, idle_timeout_seconds=FOR_EVER, shutdown_seconds=60)
-    server = AgentPayServer(settings=patient).start()
-    base_url = server.listen()
-    with ExitStack() as open_ones:
-        silent, half, idle, refused = (open_ones.enter_context(Peer(base_url)) for _ in range(4))
-        half.send(b"GET /hea")
-        assert idle.send(GET_HEALTH).answer().status == 200
-        assert refused.send(b"nonsense\r\n\r\n").answer().status == 400
-        server.close()
-        for peer in (silent, half, idle, refused):
-            assert peer.rest() == b""
-    with pytest.raises(ConnectionRefusedError):
-        Peer(base_url)
 
 
 # --- Thousands of them ------------------------------------------------------------------------------------
@@ -277,28 +242,6 @@ def test_requests_in_service_are_never_dropped(
         assert newcomer.answer().status == 200
 
 
-def test_one_operator_cannot_occupy_every_connection(listening: Listening) -> None:
-    server = listening(Settings(max_connections=4, settlement_wait_seconds=FOR_EVER))
-    other = server.sandbox.create_operator("other")
-    payments = [payment(server, server.operator_key, number) for number in range(3)]
-    server.sandbox.set_fault("chain_never_lands")
-    with ExitStack() as open_ones:
-        served = [open_ones.enter_context(Peer(server.base_url)).send(request) for request in payments]
-        eventually(lambda: submitted(server) == 3, WAIT_SECONDS)
-        with Peer(server.base_url) as peer:
-            refused = peer.request("GET /v1/accounts", f"Authorization: Bearer {server.operator_key}")
-            assert (refused.status, refused.json()["error"]) == (429, "rate_limited")
-            assert refused.headers["retry-after"] == "1"
-            assert peer.request("GET /v1/accounts", f"Authorization: Bearer {other.key}").status == 200
-            assert peer.send(GET_HEALTH).answer().status == 200
-
-            server.sandbox.clear_faults()
-
-            assert [one.answer().status for one in served] == [200] * 3
-            again = peer.request("GET /v1/accounts", f"Authorization: Bearer {server.operator_key}")
-            assert again.status == 200
-
-
 def test_slow_bodies_hold_no_place_of_work_and_are_bounded_for_each_key(listening: Listening) -> None:
     server = listening(Settings(max_connections=40, body_timeout_seconds=FOR_EVER))
     account_id = server.client().accounts.create(name="a").account_id
@@ -318,24 +261,32 @@ def test_slow_bodies_hold_no_place_of_work_and_are_bounded_for_each_key(listenin
         assert (answered.status, answered.json()["paused"]) == (200, True)
 
 
-def test_agent_keys_leave_places_of_work_to_operator_keys(listening: Listening) -> None:
-    server = listening(Settings(max_connections=8, settlement_wait_seconds=FOR_EVER))
-    payments = [payment(server, server.operator_key, number, as_agent=True) for number in range(5)]
+@pytest.mark.parametrize("are_agents", [True, False])
+def test_neither_one_operator_nor_its_agents_can_occupy_every_connection(
+    listening: Listening, are_agents: bool
+) -> None:
+    count = 4 if are_agents else 3
+    server = listening(Settings(max_connections=8 if are_agents else 4, settlement_wait_seconds=FOR_EVER))
+    other = server.operator_key if are_agents else server.sandbox.create_operator("other").key
+    payments = [
+        payment(server, server.operator_key, number, as_agent=are_agents) for number in range(count + 1)
+    ]
     server.sandbox.set_fault("chain_never_lands")
     with ExitStack() as open_ones:
-        served = [open_ones.enter_context(Peer(server.base_url)).send(request) for request in payments[:4]]
-        eventually(lambda: submitted(server) == 4, WAIT_SECONDS)
+        served = [open_ones.enter_context(Peer(server.base_url)).send(request) for request in payments[:-1]]
+        eventually(lambda: submitted(server) == count, WAIT_SECONDS)
         with Peer(server.base_url) as peer:
-            refused = peer.send(payments[4]).answer()
+            refused = peer.send(payments[-1]).answer()
             assert (refused.status, refused.json()["error"]) == (429, "rate_limited")
-            assert "agent keys have 4 requests" in refused.json()["message"]
-            operator = f"Authorization: Bearer {server.operator_key}"
-            assert peer.request("GET /v1/accounts", operator).status == 200
+            assert refused.headers["retry-after"] == "1"
+            assert ("agent keys have 4 requests" in refused.json()["message"]) is are_agents
+            assert peer.request("GET /v1/accounts", f"Authorization: Bearer {other}").status == 200
+            assert peer.send(GET_HEALTH).answer().status == 200
 
             server.sandbox.clear_faults()
 
-            assert [one.answer().status for one in served] == [200] * 4
-            assert peer.send(payments[4]).answer().status == 200
+            assert [one.answer().status for one in served] == [200] * count
+            assert peer.send(payments[-1]).answer().status == 200
 
 
 def payment(server: AgentPayServer, key: str, number: int, *, as_agent: bool = False) -> bytes:

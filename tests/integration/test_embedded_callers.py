@@ -18,101 +18,81 @@ import bounds
 import pytest
 from server_world import START, server_threads
 
-import agentpay
 from agentpay import APIConnectionError, APITimeoutError, AsyncAgentPay
 from agentpay_server import AgentPayServer
 
 # --- Threads ----------------------------------------------------------------------------------------------
 
 
-def test_a_call_from_the_servers_own_thread_raises_at_once(server: AgentPayServer):
+OWN_THREAD = pytest.raises((RuntimeError, APIConnectionError), match="wait for its own thread")
+CLOSED = "this server is closed; create a new one"
+
+
+def test_a_sync_call_from_the_servers_own_thread_raises_at_once(server: AgentPayServer):
+    owner = server._running._owner
+
     async def inside():
-        with pytest.raises((RuntimeError, agentpay.APIConnectionError), match="wait for its own thread"):
-            server.client().accounts.create(name="a")
-        with pytest.raises((RuntimeError, agentpay.APIConnectionError), match="wait for its own thread"):
-            server.sandbox.clock.advance(1)
-        with pytest.raises((RuntimeError, agentpay.APIConnectionError), match="wait for its own thread"):
-            server.console.details("acct_x")
-        return True
+        for call in (
+            lambda: server.client().accounts.create(name="a"),
+            lambda: server.sandbox.clock.advance(1),
+            lambda: server.console.details("acct_x"),
+            owner.stop,
+        ):
+            with OWN_THREAD:
+                call()
+        return await server.async_client().accounts.create(name="a")
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert server._running._owner.call(inside())
+        assert owner.call(inside()).name == "a"
 
 
-def test_an_async_call_from_the_servers_own_loop_is_awaited(server: AgentPayServer):
-    async def inside():
-        return await server.async_client().accounts.create(name="a")
+def test_a_server_is_used_from_any_thread_and_event_loop(server: AgentPayServer):
+    client, aclient = server.client(), server.async_client()
 
-    assert server._running._owner.call(inside()).name == "a"
-
-
-def test_a_server_is_used_from_any_thread(server: AgentPayServer):
-    client = server.client()
+    async def create(number):
+        accounts = [aclient.accounts.create(name=f"{number}-{each}") for each in range(3)]
+        return await asyncio.gather(*accounts)
 
     def work(number):
-        account = client.accounts.create(name=f"{number}")
+        account, *_ = asyncio.run(create(number))
         server.sandbox.fund(account.account_id, number + 1)
         return client.accounts.get(account.account_id).balance_usdc
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(work, range(16))) == [number + 1 for number in range(16)]
+    assert len({account.account_id for account in client.accounts.list()}) == 48
 
 
 # --- Async ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.anyio
-async def test_a_server_is_an_async_context_manager():
-    before = len(server_threads())
-    async with AgentPayServer(clock=START) as server:
-        client = server.async_client()
-        assert isinstance(client, AsyncAgentPay)
-        payer, payee = await client.accounts.create(name="a"), await client.accounts.create(name="b")
-        await server.async_sandbox.fund(payer.account_id, 5)
-        agent = server.async_client(
-            api_key=(await server.async_client().agent_keys.create(payer.account_id)).key
-        )
-        transfer = await agent.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
-        assert transfer.status == "settled"
-        assert await server.async_sandbox.clock.advance(60) == START + timedelta(minutes=1)
-        assert server.client().accounts.get(payee.account_id).balance_usdc == 1
-
-    assert len(server_threads()) == before
-
-
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_async_tests_use_a_server_and_its_inbox_on_each_event_loop(backend):
+def test_async_tests_use_a_server_its_inbox_and_its_port_on_each_event_loop(backend):
+    before = len(server_threads())
+
     async def pay():
-        async with AgentPayServer() as server:
+        async with AgentPayServer(clock=START) as server, AgentPayServer() as receiver:
             client = server.async_client()
+            assert isinstance(client, AsyncAgentPay)
             payer, payee = [(await client.accounts.create(name=name)).account_id for name in ("a", "b")]
             await server.async_sandbox.fund(payer, 1)
+            url = f"{receiver.listen()}/healthz"
+            webhook = await client.webhooks.create(url=url, events=["transfer.settled"])
             inbox = server.webhook_inbox(events=["transfer.settled"])
             transfer = await client.transfers.create(from_=payer, to=payee, amount=1)
             event = await inbox.wait_for_async("transfer.settled")
             assert event.data.transfer_id == transfer.transfer_id
             await inbox.drain_async()
             assert (await inbox.send_again_async(inbox.receipts[0])).status_code == 200
+            assert await server.async_sandbox.clock.advance(60) == START + timedelta(minutes=1)
+            (posted,) = (each for each in server.deliveries.list() if each.webhook_id == webhook.webhook_id)
+            # An HTTP response: the path accepts only GET.
+            assert posted.attempts[0].status_code == 405
         return server
 
     assert not anyio.run(pay, backend=backend).is_running
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_server_started_on_each_event_loop_delivers_to_a_port(backend):
-    async def pay():
-        async with AgentPayServer() as server, AgentPayServer() as receiver:
-            client = server.async_client()
-            payer, payee = [(await client.accounts.create(name=name)).account_id for name in ("a", "b")]
-            await server.async_sandbox.fund(payer, 1)
-            url = f"{receiver.listen()}/healthz"
-            await client.webhooks.create(url=url, events=["transfer.settled"])
-            await client.transfers.create(from_=payer, to=payee, amount=1)
-            await server.async_sandbox.clock.advance(0)
-            return server.deliveries.one(event_type="transfer.settled").attempts[0].status_code
-
-    assert anyio.run(pay, backend=backend) == 405  # an HTTP response: the path accepts only GET
+    assert len(server_threads()) == before
 
 
 def test_amounts_are_exact_whatever_the_decimal_context_of_the_caller():
@@ -179,24 +159,6 @@ def test_a_forked_child_is_refused_the_servers_thread_and_can_start_its_own(serv
 
 
 @pytest.mark.anyio
-async def test_async_calls_run_concurrently(server: AgentPayServer):
-    client = server.async_client()
-
-    made = await asyncio.gather(*(client.accounts.create(name=f"{number}") for number in range(20)))
-
-    assert len({account.account_id for account in made}) == 20
-
-
-def test_one_async_client_serves_several_event_loops(server: AgentPayServer):
-    client = server.async_client()
-
-    async def create(name):
-        return (await client.accounts.create(name=name)).name
-
-    assert [asyncio.run(create(name)) for name in ("a", "b")] == ["a", "b"]
-
-
-@pytest.mark.anyio
 async def test_a_disconnecting_caller_cancels_nothing(server: AgentPayServer):
     client, sync = server.async_client(), server.client()
     payer, payee = sync.accounts.create(name="a"), sync.accounts.create(name="b")
@@ -227,18 +189,25 @@ async def test_a_disconnecting_caller_cancels_nothing(server: AgentPayServer):
 # --- Closing while others call ----------------------------------------------------------------------------
 
 
-def test_calls_during_close_finish_or_raise(caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("is_async", [False, True])
+def test_calls_during_close_finish_or_raise(caplog: pytest.LogCaptureFixture, is_async: bool):
     server = AgentPayServer().start()
     client, ends = server.client(), []
     begun = threading.Barrier(7)
 
+    async def create_until_the_end():
+        while await server.async_client().accounts.create(name="a"):
+            pass
+
     def call_until_the_end():
         begun.wait()
         try:
+            if is_async:
+                asyncio.run(create_until_the_end())
             while client.accounts.list().data is not None:
                 pass
-        except (RuntimeError, agentpay.APIConnectionError) as error:
-            ends.append("this server is closed; create a new one" in str(error))
+        except (RuntimeError, APIConnectionError) as error:
+            ends.append(CLOSED in str(error))
 
     callers = [threading.Thread(target=call_until_the_end, daemon=True) for _ in range(6)]
     for caller in callers:
@@ -251,39 +220,6 @@ def test_calls_during_close_finish_or_raise(caplog: pytest.LogCaptureFixture):
 
     assert ends == [True] * 6
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-
-
-@pytest.mark.anyio
-async def test_async_calls_during_close_finish_or_raise(caplog: pytest.LogCaptureFixture):
-    server = AgentPayServer().start()
-    client, ends = server.async_client(), []
-
-    async def call_until_the_end():
-        try:
-            while await client.accounts.create(name="a"):
-                pass
-        except (RuntimeError, agentpay.APIConnectionError) as error:
-            ends.append("this server is closed; create a new one" in str(error))
-
-    callers = [asyncio.ensure_future(call_until_the_end()) for _ in range(6)]
-    await client.accounts.create(name="b")
-    await asyncio.to_thread(server.close)
-
-    await asyncio.wait_for(asyncio.gather(*callers), 120)
-    assert ends == [True] * 6
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-
-
-def test_a_server_is_not_closed_from_inside_itself():
-    with AgentPayServer() as server:
-        owner = server._running._owner
-
-        async def inside():
-            owner.stop()
-
-        with pytest.raises((RuntimeError, agentpay.APIConnectionError), match="wait for its own thread"):
-            owner.call(inside())
-        assert server.client().accounts.create(name="a").name == "a"
 
 
 # --- Slow responses ---------------------------------------------------------------------------------------
@@ -300,33 +236,38 @@ def slow(server: AgentPayServer, monkeypatch: pytest.MonkeyPatch) -> AgentPaySer
     return server
 
 
-def test_a_slow_call_times_out_and_the_server_continues(slow: AgentPayServer):
-    client = slow.client().with_options(timeout=0.02, max_retries=0)
+def listed(server: AgentPayServer, *, is_async: bool, **options) -> None:
+    """List accounts, which takes for ever."""
 
+    async def alisted():
+        await server.async_client().with_options(**options).accounts.list()
+
+    if is_async:
+        asyncio.run(alisted())
+    else:
+        _ = server.client().with_options(**options).accounts.list().data
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_slow_call_times_out_and_the_server_continues(slow: AgentPayServer, is_async: bool):
     with pytest.raises(APITimeoutError):
-        client.accounts.list().data  # noqa: B018 - fetching is what takes too long
+        listed(slow, is_async=is_async, timeout=0.02, max_retries=0)
     assert slow.client().accounts.create(name="a").name == "a"
 
 
-@pytest.mark.anyio
-async def test_a_slow_async_call_times_out_and_the_server_continues(slow: AgentPayServer):
-    client = slow.async_client().with_options(timeout=0.02, max_retries=0)
-
-    with pytest.raises(APITimeoutError):
-        await client.accounts.list()
-    assert (await slow.async_client().accounts.create(name="a")).name == "a"
-
-
-def test_endless_calls_are_cancelled_by_the_close(slow: AgentPayServer, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("is_async", [False, True])
+def test_endless_calls_are_cancelled_by_the_close(
+    slow: AgentPayServer, monkeypatch: pytest.MonkeyPatch, is_async: bool
+):
     bounds.shorten(monkeypatch, embedded_last_calls_seconds=0.02)
-    client, ends, under_way = slow.client(), [], threading.Event()
+    ends, under_way = [], threading.Event()
 
     def call():
         under_way.set()
         try:
-            client.accounts.list().data  # noqa: B018 - fetching is what never ends
-        except (RuntimeError, agentpay.APIConnectionError) as error:
-            ends.append("this server is closed; create a new one" in str(error))
+            listed(slow, is_async=is_async)
+        except (RuntimeError, APIConnectionError) as error:
+            ends.append(CLOSED in str(error))
 
     caller = threading.Thread(target=call, daemon=True)
     caller.start()
@@ -335,20 +276,6 @@ def test_endless_calls_are_cancelled_by_the_close(slow: AgentPayServer, monkeypa
     caller.join(120)
 
     assert ends == [True]
-
-
-@pytest.mark.anyio
-async def test_endless_async_calls_are_cancelled_by_the_close(
-    slow: AgentPayServer, monkeypatch: pytest.MonkeyPatch
-):
-    bounds.shorten(monkeypatch, embedded_last_calls_seconds=0.02)
-    call = asyncio.ensure_future(slow.async_client().accounts.list())
-    await asyncio.sleep(0)
-
-    await asyncio.to_thread(slow.close)
-
-    with pytest.raises((RuntimeError, agentpay.APIConnectionError), match="this server is closed"):
-        await asyncio.wait_for(call, 120)
 
 
 def test_close_does_not_wait_for_a_cancelled_call(slow: AgentPayServer):

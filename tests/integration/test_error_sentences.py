@@ -1,7 +1,5 @@
 """Error messages name what is wrong: the identifier that is unknown, the parameter that differs."""
 
-from typing import Any
-
 import httpx
 import pytest
 
@@ -9,7 +7,7 @@ from agentpay import (
     AccountPausedError,
     AgentPay,
     APIConnectionError,
-    IdempotencyConflictError,
+    APIError,
     InsufficientBalanceError,
     NotFoundError,
     PermissionDeniedError,
@@ -18,54 +16,6 @@ from agentpay.contract.errors import ErrorCode
 from agentpay_server import AgentPayServer
 
 UNKNOWN = "acct_01kdvdna0049bdrk9b68rp8kma"
-
-
-@pytest.mark.parametrize("identifier", [UNKNOWN, "acct_1"])
-def test_an_unknown_identifier_is_named(identifier: str) -> None:
-    with AgentPayServer() as server, pytest.raises(NotFoundError) as caught:
-        server.client().accounts.get(identifier)
-    assert caught.value.message.startswith(f"No account '{identifier}' is visible to this key. ")
-    assert str(caught.value).count("Check the identifier") == 1
-
-
-def test_a_key_in_the_place_of_an_identifier_is_not_repeated() -> None:
-    with AgentPayServer() as server:
-        key = server.operator_key
-        with pytest.raises(NotFoundError) as caught:
-            server.client().accounts.get(key)
-    assert key not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"amount": "2"}, "another amount"),
-        ({"memo": "tea"}, "another memo"),
-        ({"category": "data"}, "another category"),
-        ({"amount": "2", "memo": "tea"}, "another amount and another memo"),
-        ({"to": "other"}, "another to"),
-        ({"from_": "other"}, "another from"),
-    ],
-)
-def test_a_reused_key_names_what_differs(change: dict[str, str], named: str) -> None:
-    with AgentPayServer() as server:
-        client = server.client()
-        ids = {name: client.accounts.create(name=name).account_id for name in ("bot", "shop", "other")}
-        server.sandbox.fund(ids["bot"], "10")
-        order: Any = {"from_": ids["bot"], "to": ids["shop"], "amount": "1", "idempotency_key": "order-7"}
-        client.transfers.create(**order)
-        changed = {name: ids.get(value, value) for name, value in change.items()}
-        with pytest.raises(IdempotencyConflictError, match=f"used with {named}\\. "):
-            client.transfers.create(**{**order, **changed})
-
-
-def test_an_unexpected_argument_suggests_the_one_that_was_meant() -> None:
-    with AgentPayServer() as server:
-        wrong: Any = {"max_daily": 3}
-        with pytest.raises(TypeError, match="'max_daily'; did you mean max_daily_spend\\?"):
-            server.client().policies.update(UNKNOWN, **wrong)
-        with pytest.raises(TypeError, match="'zzz'; besides the arguments of the method"):
-            server.client().accounts.get(UNKNOWN, zzz=1)  # type: ignore[call-arg]
 
 
 def test_an_inbox_refuses_to_wait_for_what_cannot_arrive() -> None:
@@ -91,19 +41,24 @@ def test_a_refusal_says_what_to_do_once_and_only_what_its_reader_can_do() -> Non
         client = server.client()
         bot, shop = (client.accounts.create(name=name).account_id for name in ("bot", "shop"))
         agent = server.client(api_key=client.agent_keys.create(account_id=bot).key)
-        with pytest.raises(InsufficientBalanceError) as poor:
-            agent.transfers.create(from_=bot, to=shop, amount="1", idempotency_key="a")
-        with pytest.raises(PermissionDeniedError) as denied:
-            agent.policies.get(bot)
-        client.policies.pause(bot)
-        with pytest.raises(AccountPausedError) as paused:
-            agent.transfers.create(from_=bot, to=shop, amount="1", idempotency_key="b")
-    for caught in (poor, denied, paused):
-        said = str(caught.value)
-        assert said.count(caught.value.advice.partition(" with the same")[0]) == 1
-    for caught in (poor, paused):
-        assert not any(word in caught.value.message for word in ("Fund", "etry", "Use ", "resume"))
-    assert "policies.resume" not in str(paused.value)
+        caught: list[APIError] = []
+        for kind, call in (
+            (NotFoundError, lambda: client.accounts.get(server.operator_key)),
+            (PermissionDeniedError, lambda: agent.policies.get(bot)),
+            (InsufficientBalanceError, lambda: agent.transfers.create(from_=bot, to=shop, amount="1")),
+            (AccountPausedError, lambda: agent.transfers.create(from_=bot, to=shop, amount="1")),
+        ):
+            if kind is AccountPausedError:
+                client.policies.pause(bot)
+            with pytest.raises(kind) as error:
+                call()
+            caught.append(error.value)
+        assert server.operator_key not in str(caught[0])
+    for error in caught:
+        assert str(error).count(error.advice.partition(" with the same")[0]) == 1
+    for error in caught[2:]:
+        assert not any(word in error.message for word in ("Fund", "etry", "Use ", "resume"))
+    assert "policies.resume" not in str(caught[3])
 
 
 def test_a_program_without_the_client_reads_what_to_do_in_the_message() -> None:
@@ -113,7 +68,7 @@ def test_a_program_without_the_client_reads_what_to_do_in_the_message() -> None:
         server.sandbox.fund(bot, "10")
         order = {"from": bot, "to": shop, "amount": "1", "idempotency_key": "order-7"}
         bearer = {"Authorization": f"Bearer {server.operator_key}"}
-        with httpx.Client(base_url=server.listen(), headers=bearer) as http:
+        with httpx.Client(base_url=server.listen(), headers=bearer, timeout=60) as http:
 
             def post(**changed: str) -> tuple[int, str]:
                 response = http.post("/v1/transfers", json={**order, **changed})

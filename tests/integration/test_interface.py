@@ -10,11 +10,10 @@ from typing import Any, cast, get_args, get_origin
 import attrs
 import pytest
 
-from agentpay.contract.endpoints import ENDPOINTS, Endpoint, Scope
+from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.errors import ErrorBody, ErrorCode, RejectionReason
 from agentpay.contract.events import EVENTS
 from agentpay.contract.ext.deliveries import DeliveryStatusFilter
-from agentpay.contract.ext.extensions import EXTENSION_ENDPOINTS
 from agentpay.contract.ext.sessions import ClosingReason, SessionStatus
 from agentpay.contract.schemas import wire_name
 from agentpay.contract.transactions import Direction, TransactionStatusFilter, TransactionType
@@ -33,7 +32,6 @@ _RULE = re.compile(r'^- <a id="([^"]+)"></a>\*\*([A-Z]+)(\d+)(?: \((\w+)\))?\.\*
 _ID = r"[A-Z]{1,2}\d+"
 # As docstrings cite rules, on one line or two: `interface T4`, `interface T4 and I5`, `interface S1 to S4`.
 _CITATION = re.compile(rf"\binterface[\s#]+({_ID}(?:(?:,|,? and| to)[\s#]+{_ID})*)")
-_DECISION = re.compile(r"\bD\d{1,2}\b")
 
 
 @cache
@@ -93,17 +91,6 @@ def test_every_rule_is_marked_with_its_origin() -> None:
         assert marks == {"contract", "ours"}
 
 
-def test_every_section_of_rules_is_in_the_table_of_parts() -> None:
-    listed = re.findall(r"\| \[[^\]]+\]\(([\w-]+\.md)[^)]*\) \| ([A-Z]{1,2}) ", PAGES["index.md"])
-    having = {(name, found[1]) for name, text in PAGES.items() for found in _RULE.findall(text)}
-    assert sorted(listed) == sorted(having)
-
-
-def test_every_endpoint_of_the_contract_is_on_the_start_page() -> None:
-    rows = re.findall(r"^\| \[`(\w+ /v1/\S+)`\]\([\w.#-]+\) \| ([\w, ]+) \|", PAGES["index.md"], re.MULTILINE)
-    assert rows == [(f"{each.method} {each.path}", KEYS[each.scope]) for each in ENDPOINTS]
-
-
 # --- Nothing is left out
 
 
@@ -160,30 +147,6 @@ def test_every_event_type_is_on_the_page_with_its_fields() -> None:
         assert {f"`{name}`" for name in fields} - set(re.findall(r"`[a-z_]+`", row)) == set(), kind.name
 
 
-KEYS = {
-    Scope.OPERATOR: "operator",
-    Scope.OPERATOR_KEY: "operator",
-    Scope.ACCOUNT: "operator, agent",
-    Scope.NO_KEY: "none",
-}
-
-
-def test_the_page_of_extensions_has_each_endpoint_in_its_part_with_its_method_and_keys() -> None:
-    page = (ROOT / "docs" / "reference" / "extensions.md").read_text("utf-8")
-    contract, _, rest = page.partition("## Extensions")
-    rows = dict(re.findall(r"^\| [^|]*\| `((?:GET|POST|PUT|DELETE) \S+)` \|(.*)", contract, re.MULTILINE))
-    assert set(rows) == {f"{endpoint.method} {endpoint.path}" for endpoint in ENDPOINTS}
-    extensions = re.findall(r"^\| `client\.([\w.]+)` \| `(\w+ \S+)` \| ([\w, ]+) \|", rest, re.MULTILINE)
-    assert sorted(extensions) == sorted(
-        (
-            endpoint.name,
-            f"{endpoint.method} {endpoint.path}",
-            KEYS[endpoint.scope],
-        )
-        for endpoint in EXTENSION_ENDPOINTS
-    )
-
-
 # --- Nothing is cited that is not there
 
 
@@ -202,19 +165,3 @@ def test_every_rule_that_code_or_a_document_cites_is_on_the_page() -> None:
     for name, text in PAGES.items():
         prose = re.sub(r"`[^`]*`|<a id=.*?\*\*.*?\*\*|\[[A-Z]+\d+\]\([^)]*\)", "", text)
         assert re.findall(rf"(?<![\w/#]){_ID}\b", prose) == [], name
-
-
-def test_citations_are_parsed() -> None:
-    text = (
-        "said (interface T4, I5 and AP1), interface S1 to\n    S4; # interface\n    # W12. The interface is"
-    )
-    assert list(cited(text)) == ["T4", "I5", "AP1", "S1", "S4", "W12"]
-
-
-_MADE_UP = {Path(__file__), ROOT / "tests" / "contract" / "test_openapi_document.py"}
-"""Files with citations that are examples themselves."""
-
-
-def test_no_document_or_source_cites_a_decision() -> None:
-    for path in {*DOCUMENTS, *SOURCES} - _MADE_UP:
-        assert _DECISION.findall(path.read_text("utf-8")) == [], path

@@ -54,16 +54,6 @@ HINTS = {
 }
 """Read-only, destructive, idempotent, open world."""
 
-INPUTS = {
-    "get_budget": ([], []),
-    "check_payment": (["to", "amount_usdc"], ["category", "memo"]),
-    "pay": (["payment_ref", "to", "amount_usdc"], ["memo", "category"]),
-    "get_payment": (["payment_ref"], ["wait_seconds"]),
-    "list_payments": ([], ["status", "limit", "cursor"]),
-    "fetch_paid": (["url", "max_usdc", "payment_ref"], ["method", "headers", "body", "session_cap_usdc"]),
-    "close_session": (["session_id"], []),
-}
-
 
 @frozen
 class Place:
@@ -142,29 +132,6 @@ async def called(client: Client, name: str, **arguments: Any) -> dict[str, Any]:
     return dict(result.structured_content)
 
 
-def answering(action: Any, asked: list[types.ElicitRequestURLParams]) -> Any:
-    """Return a host's reaction to the request to open a page, which it notes."""
-
-    async def show(_context: Any, params: Any) -> types.ElicitResult:
-        asked.append(params)
-        return types.ElicitResult(action=action)
-
-    return show
-
-
-async def assert_the_approval_page_opens(
-    place: Place, client: Client, ref: str, asked: list[types.ElicitRequestURLParams]
-) -> None:
-    result = await called(client, "pay", payment_ref=ref, to=place.payee, amount_usdc="5")
-    # The model cannot approve, whatever the user clicks: only the console can.
-    assert (result["status"], result["money_moved"]) == ("pending_approval", "no")
-    assert (await called(client, "get_payment", payment_ref=ref))["status"] == "pending_approval"
-    (params,) = asked
-    assert params.mode == "url"
-    page = f"{place.server.base_url}/dashboard#/transfers/{result['transfer_id']}"
-    assert params.url == page == result["approval_url"]
-
-
 @pytest.mark.parametrize("mode", ERAS)
 @pytest.mark.parametrize("transport", ["stdio", "http"])
 async def test_every_tool_is_listed_and_called(
@@ -172,8 +139,12 @@ async def test_every_tool_is_listed_and_called(
 ) -> None:
     prefix = f"{transport}-{mode}"
     asked: list[types.ElicitRequestURLParams] = []
-    options = {"elicitation_callback": answering("accept", asked)}
-    async with connected(place, over_http, transport, mode, **options) as client:
+
+    async def show(_context: Any, params: Any) -> types.ElicitResult:
+        asked.append(params)
+        return types.ElicitResult(action="accept")
+
+    async with connected(place, over_http, transport, mode, elicitation_callback=show) as client:
         assert client.session.protocol_version == ERAS[mode]
         listing = await client.list_tools()
         assert {tool.name for tool in listing.tools} == TOOLS.keys()
@@ -197,7 +168,36 @@ async def test_every_tool_is_listed_and_called(
         closed = await called(client, "close_session", session_id=session.session_id)
         assert (closed["status"], closed["returned_usdc"]) == ("settled", "1.000000")
         assert asked == []
-        await assert_the_approval_page_opens(place, client, f"{prefix}-accept", asked)
+        pending = await called(client, "pay", payment_ref=prefix, to=place.payee, amount_usdc="5")
+        assert pending["status"] == "pending_approval"
+        (params,) = asked
+        page = f"{place.server.base_url}/dashboard#/transfers/{pending['transfer_id']}"
+        assert (params.mode, params.url) == ("url", pending["approval_url"]) == ("url", page)
+
+
+@pytest.mark.parametrize("mode", ERAS)
+@pytest.mark.parametrize("action", ["accept", "decline", "cancel", "no dialogs", "approved meanwhile"])
+async def test_only_the_console_approves_whatever_the_user_clicks(
+    place: Place, mode: str, action: Any
+) -> None:
+    tools = mcp_server(AsyncAgentTools(place.server.async_agent_client(place.payer)))
+
+    async def show(_context: Any, params: Any) -> types.ElicitResult:
+        if action != "approved meanwhile":
+            return types.ElicitResult(action=action)
+        await place.server.async_client().approvals.approve(params.url.rpartition("/")[2])
+        return types.ElicitResult(action="accept")
+
+    options: dict[str, Any] = {} if action == "no dialogs" else {"elicitation_callback": show}
+    ref = f"{mode}-{action}".replace(" ", "-")
+    async with Client(tools, mode=mode, **options) as client:
+        result = await called(client, "pay", payment_ref=ref, to=place.payee, amount_usdc="5")
+        if action == "approved meanwhile":
+            assert (result["status"], result["approval_url"]) == ("settled", None)
+            return
+        assert (result["status"], result["money_moved"]) == ("pending_approval", "no")
+        assert result["approval_url"].endswith(f"/dashboard#/transfers/{result['transfer_id']}")
+        assert (await called(client, "get_payment", payment_ref=ref))["status"] == "pending_approval"
 
 
 async def test_the_tool_list_is_small_and_says_what_each_tool_may_do(place: Place) -> None:
@@ -211,7 +211,6 @@ async def test_the_tool_list_is_small_and_says_what_each_tool_may_do(place: Plac
             del tool["outputSchema"]  # most hosts do not show it to a model
         assert len(json.dumps(plain)) < 8_000
         for tool in listing.tools:
-            assert tool.title
             hints = tool.annotations
             assert hints is not None
             assert HINTS[tool.name] == (
@@ -220,52 +219,36 @@ async def test_the_tool_list_is_small_and_says_what_each_tool_may_do(place: Plac
                 hints.idempotent_hint,
                 hints.open_world_hint,
             )
-            schema = tool.input_schema
-            required, optional = INPUTS[tool.name]
-            assert schema.get("required", []) == required
-            assert set(schema["properties"]) == {*required, *optional}
-            assert schema["additionalProperties"] is False
-            for name, field in schema["properties"].items():
+            assert tool.input_schema == TOOLS[tool.name].input_schema
+            for name, field in tool.input_schema["properties"].items():
                 assert field["description"], (tool.name, name)
                 if name.endswith("_usdc"):
                     assert field["type"] == "string"
                 if name.endswith("_ref"):
                     assert field["pattern"] == "^[A-Za-z0-9._:-]{8,120}$"
-        pay = next(tool.description for tool in listing.tools if tool.name == "pay")
-        for said in (
-            "names the purchase, not the attempt",
-            "SAME ref",
-            "new ref is a new payment",
-            "another way",
-        ):
-            assert said in str(pay)
+        pay = str(next(tool.description for tool in listing.tools if tool.name == "pay"))
+        for said in ("names the purchase, not the attempt", "SAME ref", "new ref is a new payment"):
+            assert said in pay
 
 
-RESULTS = {
-    "get_budget": Budget,
-    "check_payment": CheckResult,
-    "pay": PaymentResult,
-    "get_payment": PaymentResult,
-    "list_payments": PaymentList,
-    "fetch_paid": FetchResult,
-    "close_session": SessionResult,
-}
-
-
-@pytest.mark.parametrize("name", RESULTS)
-def test_every_field_of_every_result_is_described(name: str) -> None:
-    schema = TOOLS[name].output_schema
+def test_every_field_of_every_result_is_described() -> None:
+    pay, pages, listed = (TOOLS[name].output_schema for name in ("pay", "fetch_paid", "list_payments"))
     described = {
-        RESULTS[name]: schema,
-        UntrustedContent: schema["properties"].get("untrusted_content", {}).get("anyOf", [None])[0],
-        ListedPayment: schema["properties"].get("payments", {}).get("items"),
+        Budget: TOOLS["get_budget"].output_schema,
+        CheckResult: TOOLS["check_payment"].output_schema,
+        PaymentResult: pay,
+        PaymentList: listed,
+        FetchResult: pages,
+        SessionResult: TOOLS["close_session"].output_schema,
+        UntrustedContent: pages["properties"]["untrusted_content"]["anyOf"][0],
+        ListedPayment: listed["properties"]["payments"]["items"],
     }
-    for kind, each in described.items():
-        if each is not None:
-            assert set(each["required"]) == set(each["properties"]) == set(attrs.fields_dict(kind))
-            # Fields of a budget that a later service adds are allowed, and not described.
-            assert "additionalProperties" not in each
-            assert all(field["description"] for field in each["properties"].values())
+    assert TOOLS["get_payment"].output_schema == pay
+    for kind, schema in described.items():
+        assert set(schema["required"]) == set(schema["properties"]) == set(attrs.fields_dict(kind))
+        # Fields of a budget that a later service adds are allowed, and not described.
+        assert "additionalProperties" not in schema
+        assert all(field["description"] for field in schema["properties"].values())
 
 
 async def test_a_call_that_waits_reports_progress(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,37 +278,6 @@ async def test_a_call_that_waits_reports_progress(place: Place, monkeypatch: pyt
         assert "Read a payment: still waiting" in str(reports[0][2])
 
 
-@pytest.mark.parametrize("mode", ERAS)
-@pytest.mark.parametrize("action", ["decline", "cancel"])
-async def test_a_declined_approval_page_leaves_the_payment_pending(
-    place: Place, over_http: str, mode: str, action: str
-) -> None:
-    asked: list[types.ElicitRequestURLParams] = []
-    options = {"elicitation_callback": answering(action, asked)}
-    async with connected(place, over_http, "http", mode, **options) as client:
-        await assert_the_approval_page_opens(place, client, f"http-{mode}-{action}", asked)
-
-
-@pytest.mark.parametrize("mode", ERAS)
-async def test_a_payment_approved_while_the_page_is_open_is_reported_settled(place: Place, mode: str) -> None:
-    tools = mcp_server(AsyncAgentTools(place.server.async_agent_client(place.payer)))
-
-    async def approve(_context: Any, params: Any) -> types.ElicitResult:
-        await place.server.async_client().approvals.approve(params.url.rpartition("/")[2])
-        return types.ElicitResult(action="accept")
-
-    async with Client(tools, mode=mode, elicitation_callback=approve) as client:
-        result = await called(client, "pay", payment_ref=f"approved-{mode}", to=place.payee, amount_usdc="5")
-    assert (result["status"], result["approval_url"]) == ("settled", None)
-
-
-async def test_a_host_without_elicitation_gets_the_approval_url(place: Place) -> None:
-    tools = mcp_server(AsyncAgentTools(place.server.async_agent_client(place.payer)))
-    async with Client(tools) as client:
-        result = await called(client, "pay", payment_ref="no-dialogs", to=place.payee, amount_usdc="5")
-    assert result["approval_url"].endswith(f"/dashboard#/transfers/{result['transfer_id']}")
-
-
 async def test_refusals_are_results_and_invalid_arguments_are_errors(place: Place) -> None:
     tools = mcp_server(AsyncAgentTools(place.server.async_agent_client(place.payer)))
     async with Client(tools) as client:
@@ -343,16 +295,6 @@ async def test_refusals_are_results_and_invalid_arguments_are_errors(place: Plac
 # --- The process
 
 
-def ended(*arguments: str, env: dict[str, str], stdin: str = "") -> "subprocess.CompletedProcess[str]":
-    started = command(*arguments, env=env)
-    return subprocess.run(**started, input=stdin, capture_output=True, text=True, check=False, timeout=120)
-
-
-def test_the_server_exits_when_the_host_closes_the_connection(place: Place) -> None:
-    done = ended(env=place.env)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 @pytest.mark.parametrize(
     "authorization",
     [None, "Bearer", "Bearer wrong-token-of-32-characters-xx", f"Basic {TOKEN}", f"Bearer {TOKEN}x", TOKEN],
@@ -368,18 +310,6 @@ def test_http_accepts_only_loopback_hosts(over_http: str) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}", "Host": "evil.example", "Accept": "application/json"}
     response = httpx2.post(over_http, headers=headers, json={"jsonrpc": "2.0", "id": 1, "method": "ping"})
     assert response.status_code == 421
-
-
-async def test_the_server_starts_before_the_service(place: Place) -> None:
-    """A host starts its tools at login; a service that is not there yet is asked again by the first call."""
-    program = StdioServerParameters(
-        command=sys.executable,
-        args=["-m", "agentpay.mcp"],
-        env={**place.env, "AGENTPAY_BASE_URL": "http://127.0.0.1:9"},
-    )
-    async with Client(program) as client:
-        result = await called(client, "pay", payment_ref="early-bird", to=place.payee, amount_usdc="1")
-    assert (result["status"], result["money_moved"]) == ("unknown", "unknown")
 
 
 INITIALIZE = {

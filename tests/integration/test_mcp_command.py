@@ -6,18 +6,17 @@ import json
 import re
 import socket
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx2
 import pytest
 import uvicorn
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
+from receivers import Receiver, answer
 
-from agentpay import __version__
+from agentpay import Identity, __version__, testing
 from agentpay.mcp.__main__ import main
 from agentpay_server import AgentPayServer
 
@@ -61,38 +60,30 @@ def ended(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     return exit_.value.code, sentence.removeprefix("agentpay-mcp: ")
 
 
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["--version"])
-    assert exit_.value.code == 0
-    assert capsys.readouterr().out == f"agentpay-mcp, version {__version__}\n"
+OPERATOR = testing.make(Identity, kind="operator", account_id=None)
+PLAIN_HTTP = "plain http to another machine"
+INVALID: list[tuple[list[str], dict[str, str], str]] = [
+    ([], {"AGENTPAY_API_KEY": ""}, "no API key"),
+    ([], {"AGENTPAY_API_KEY": "ap_operator_x"}, "agent-scoped key"),
+    ([], {"AGENTPAY_API_KEY": "ap_console_x"}, "agent-scoped key"),
+    ([], {"AGENTPAY_API_KEY": AGENT_KEY}, "the service refuses AGENTPAY_API_KEY"),
+    ([], {"AGENTPAY_BASE_URL": ""}, "no base URL"),
+    # The client would only warn, on a standard error that nobody reads.
+    ([], {"AGENTPAY_BASE_URL": "http://pay.example.com"}, f"http://pay.example.com, {PLAIN_HTTP}"),
+    ([], {"AGENTPAY_BASE_URL": "http://192.0.2.1:8402"}, f"http://192.0.2.1:8402, {PLAIN_HTTP}"),
+    ([], {"AGENTPAY_BASE_URL": "http://10.0.0.5"}, f"http://10.0.0.5, {PLAIN_HTTP}"),
+    (["--allow-private-origin", "not an origin"], {}, "origin"),
+    ([], {"AGENTPAY_MCP_PRIVATE_ORIGINS": "http://127.0.0.1:8000, ftp://a"}, "origin"),
+    (["--http", "--port", "0"], {"AGENTPAY_MCP_TOKEN": "short"}, "at least 16 ASCII characters"),
+    (
+        [],
+        {"AGENTPAY_BASE_URL": "https://pay.example.com", "HTTPS_PROXY": "ftp://a"},
+        "HTTPS_PROXY cannot be used",
+    ),
+]
 
 
-@pytest.mark.parametrize("key", ["ap_operator_x", "ap_console_x"])
-def test_an_operator_key_exits_with_2_before_any_request(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
-    monkeypatch.setenv("AGENTPAY_API_KEY", key)
-    code, sentence = ended(capsys)
-    assert code == 2
-    assert "agent-scoped key" in sentence
-
-
-@pytest.mark.parametrize(
-    ("arguments", "variables", "words"),
-    [
-        ([], {"AGENTPAY_API_KEY": ""}, "no API key"),
-        ([], {"AGENTPAY_BASE_URL": ""}, "no base URL"),
-        (["--allow-private-origin", "not an origin"], {}, "origin"),
-        ([], {"AGENTPAY_MCP_PRIVATE_ORIGINS": "http://127.0.0.1:8000, ftp://a"}, "origin"),
-        (["--http", "--port", "0"], {"AGENTPAY_MCP_TOKEN": "short"}, "at least 16 ASCII characters"),
-        (
-            [],
-            {"AGENTPAY_BASE_URL": "https://pay.example.com", "HTTPS_PROXY": "ftp://a"},
-            "HTTPS_PROXY cannot be used",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "variables", "words"), INVALID)
 def test_an_invalid_configuration_exits_with_2_and_one_sentence(
     server: AgentPayServer,
     agent_key: str,
@@ -102,6 +93,7 @@ def test_an_invalid_configuration_exits_with_2_and_one_sentence(
     variables: dict[str, str],
     words: str,
 ) -> None:
+    monkeypatch.setattr("agentpay.mcp.command.START_SECONDS", 0.5 if PLAIN_HTTP in words else 30)
     valid = {"AGENTPAY_BASE_URL": server.base_url, "AGENTPAY_API_KEY": agent_key}
     for name, value in {**valid, **variables}.items():
         monkeypatch.setenv(name, value)
@@ -110,100 +102,41 @@ def test_an_invalid_configuration_exits_with_2_and_one_sentence(
     assert words in sentence
 
 
-@pytest.mark.parametrize("address", ["http://pay.example.com", "http://192.0.2.1:8402", "http://10.0.0.5"])
-def test_plain_http_to_another_machine_exits_with_2_before_any_request(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, address: str
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (answer(200, "Content-Type: application/json\r\n", OPERATOR.to_json().encode()), "agent-scoped key"),
+        (answer(404, "", b'"no such page"'), "GET /ext/v1/whoami"),
+    ],
+)
+def test_a_key_of_another_form_that_is_no_agents_or_not_identified_exits_with_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reply: bytes, words: str
 ) -> None:
-    """The client would only warn, on a standard error that nobody reads."""
-    monkeypatch.setenv("AGENTPAY_BASE_URL", address)
-    monkeypatch.setattr("agentpay.mcp.command.START_SECONDS", 0.5)
-    code, sentence = ended(capsys)
+    with Receiver() as service:
+        service.default = reply
+        monkeypatch.setenv("AGENTPAY_BASE_URL", f"http://{service.host}:{service.port}")
+        monkeypatch.setenv("AGENTPAY_API_KEY", "key-of-another-service")
+        code, sentence = ended(capsys)
     assert code == 2
-    assert f"AGENTPAY_BASE_URL is {address}, plain http to another machine" in sentence
-    assert "https" in sentence
+    assert words in sentence
 
 
-def test_a_key_that_the_service_refuses_exits_with_2(
-    server: AgentPayServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_up", [True, False])
+def test_it_serves_until_the_host_closes_the_connection_also_before_the_service_responds(
+    server: AgentPayServer,
+    agent_key: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    is_up: bool,
 ) -> None:
-    monkeypatch.setenv("AGENTPAY_BASE_URL", server.base_url)
-    code, sentence = ended(capsys)
-    assert code == 2
-    assert "the service refuses AGENTPAY_API_KEY" in sentence
-
-
-def test_an_operator_key_without_the_usual_prefix_exits_with_2(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, other_service: str
-) -> None:
-    monkeypatch.setenv("AGENTPAY_BASE_URL", other_service)
-    monkeypatch.setenv("AGENTPAY_API_KEY", "key-of-another-service")
-    code, sentence = ended(capsys)
-    assert code == 2
-    assert "agent-scoped key" in sentence
-
-
-class _OtherService(BaseHTTPRequestHandler):
-    """A service whose keys look different, or which has no `GET /ext/v1/whoami`."""
-
-    identity: ClassVar[dict[str, Any] | None] = None
-
-    def do_GET(self) -> None:
-        body = json.dumps(self.identity or "no such page").encode()
-        self.send_response(200 if self.identity else 404)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the base class
-        """Write nothing."""
-
-
-@pytest.fixture
-def other_service(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    identity = {
-        "key_id": "key_1",
-        "kind": "operator",
-        "operator_id": "op_1",
-        "account_id": None,
-        "cluster": "embedded",
-        "is_test_money": True,
-        "expires_at": None,
-        "max_total_usdc": None,
-        "spent_total_usdc": None,
-    }
-    monkeypatch.setattr(_OtherService, "identity", identity)
-    with ThreadingHTTPServer(("127.0.0.1", 0), _OtherService) as service:
-        threading.Thread(target=service.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{service.server_port}"
-        service.shutdown()
-
-
-def test_a_service_that_cannot_identify_the_key_exits_with_2(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, other_service: str
-) -> None:
-    monkeypatch.setattr(_OtherService, "identity", None)
-    monkeypatch.setenv("AGENTPAY_BASE_URL", other_service)
-    code, sentence = ended(capsys)
-    assert code == 2
-    assert "GET /ext/v1/whoami" in sentence
-
-
-def test_it_serves_until_the_host_closes_the_connection(
-    server: AgentPayServer, agent_key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AGENTPAY_BASE_URL", server.base_url)
+    """A host starts its tools at login; a service that is not there yet is asked again by the first call."""
+    monkeypatch.setattr("agentpay.mcp.command.START_SECONDS", 30 if is_up else 0.5)
+    if is_up:
+        monkeypatch.setenv("AGENTPAY_BASE_URL", server.base_url)
     monkeypatch.setenv("AGENTPAY_API_KEY", agent_key)
     main([])
-    assert [request.path for request in server.requests][-1] == "/ext/v1/whoami"
-
-
-def test_the_server_starts_while_the_service_does_not_respond(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agentpay.mcp.command.START_SECONDS", 0.5)
-    main([])
-    assert "the service does not respond yet" in caplog.text
+    assert ("the service does not respond yet" in caplog.text) is not is_up
+    assert [request.path for request in server.requests].count("/ext/v1/whoami") == is_up
 
 
 def test_a_missing_extra_exits_with_1(
@@ -215,21 +148,24 @@ def test_a_missing_extra_exits_with_1(
     assert re.fullmatch(r"mcp is not installed: pip install .*\[mcp\]'?", said)
 
 
-@pytest.mark.parametrize("port", ["65536", "-1", "x"])
-def test_an_invalid_port_exits_with_2(port: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["--http", "--port", port])
-    assert end.value.code == 2
-    assert "argument --port: " in capsys.readouterr().err
-
-
-def test_an_empty_host_exits_with_2_instead_of_listening_on_every_address(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "said"),
+    [
+        (["--version"], 0, f"agentpay-mcp, version {__version__}\n"),
+        (["--http", "--port", "65536"], 2, "argument --port: "),
+        (["--http", "--port", "-1"], 2, "argument --port: "),
+        (["--http", "--port", "x"], 2, "argument --port: "),
+        # It would listen on every address.
+        (["--http", "--host", ""], 2, "argument --host: must not be empty"),
+    ],
+)
+def test_an_argument_that_cannot_be_parsed_exits_with_2(
+    arguments: list[str], exit_code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["--http", "--host", ""])
-    assert end.value.code == 2
-    assert "argument --host: must not be empty" in capsys.readouterr().err
+        main(arguments)
+    assert end.value.code == exit_code
+    assert said in "".join(capsys.readouterr())
 
 
 def test_a_port_in_use_exits_with_1(

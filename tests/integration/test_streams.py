@@ -4,13 +4,14 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 
 import httpx
 import pytest
-from server_world import Funded, raw_client, refused
+from server_world import Funded, raw_client
 
-from agentpay import AgentPay, AuthenticationError, RateLimitError
+from agentpay import AgentPay, AuthenticationError, PermissionDeniedError, RateLimitError
 from agentpay.contract.events import Event
 from agentpay_server import AgentPayServer, Sandbox
 from agentpay_server.webhooks import tail
@@ -40,11 +41,21 @@ def lines_of(response: httpx.Response) -> Iterator[str]:
     return (line for line in response.iter_lines() if line and not line.startswith(("retry", ":")))
 
 
-def test_an_event_is_sent_with_its_id_and_as_it_was_recorded(server: AgentPayServer, refuse) -> None:
+@contextmanager
+def opened(server: AgentPayServer, key: str = "", last: str | None = None) -> Iterator[httpx.Response]:
+    """Open a stream with a key, or with the operator's, over a port."""
     server.listen()
-    headers = {"Authorization": f"Bearer {server.operator_key}"}
-    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers) as response:
+    headers = {"Authorization": f"Bearer {key or server.operator_key}"}
+    if last is not None:
+        headers["Last-Event-ID"] = last
+    sent = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=sent, timeout=120) as response:
         assert response.status_code == 200
+        yield response
+
+
+def test_an_event_is_sent_with_its_id_and_as_it_was_recorded(server: AgentPayServer, refuse) -> None:
+    with opened(server) as response:
         assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert response.headers["cache-control"] == "no-store"
         event = refuse()
@@ -54,33 +65,24 @@ def test_an_event_is_sent_with_its_id_and_as_it_was_recorded(server: AgentPaySer
         assert json.loads(data.removeprefix("data: ")) == http.get("/ext/v1/console/events").json()["data"][0]
 
 
+@pytest.mark.parametrize("page_size", [None, 2])
 def test_a_stream_is_resumed_after_any_event_without_gap_or_repetition(
-    server: AgentPayServer, refuse
+    server: AgentPayServer, refuse, monkeypatch: pytest.MonkeyPatch, page_size: int | None
 ) -> None:
-    made = [refuse() for _ in range(5)]
+    if page_size is not None:
+        monkeypatch.setattr(tail, "_PAGE", page_size)
+    made = [refuse() for _ in range(7)]
     stream = server.events.stream(last_event_id=made[1].id)
-    assert [next(stream).id for _ in range(3)] == [event.id for event in made[2:]]
+    assert [next(stream).id for _ in range(5)] == [event.id for event in made[2:]]
     later = [refuse() for _ in range(3)]
     assert [next(stream).id for _ in range(3)] == [event.id for event in later]
-    stream.close()
-
-
-def test_a_long_absence_is_read_page_by_page(
-    server: AgentPayServer, refuse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tail, "_PAGE", 2)
-    made = [refuse() for _ in range(7)]
-    stream = server.events.stream(last_event_id=made[0].id)
-    assert [next(stream).id for _ in range(6)] == [event.id for event in made[1:]]
     stream.close()
 
 
 @pytest.mark.parametrize("unknown", ["evt_" + "0" * 26, "x", "evt_\u00e4"])
 def test_an_unknown_event_resets_the_stream(server: AgentPayServer, refuse, unknown: str) -> None:
     refuse()
-    server.listen()
-    headers = {"Authorization": f"Bearer {server.operator_key}", "Last-Event-ID": unknown.encode("latin-1")}
-    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers) as response:
+    with opened(server, last=unknown) as response:
         lines = lines_of(response)
         assert list(islice(lines, 2)) == ["event: reset", "data: {}"]
         event = refuse()
@@ -107,11 +109,9 @@ def test_events_of_other_operators_are_not_sent_and_not_resumed_from(server: Age
 
 
 def test_a_stream_ends_without_a_later_event_when_its_key_is_revoked(server: AgentPayServer, refuse) -> None:
-    server.listen()
     made, following = refuse(), refuse()
     stolen = server.operator_keys.create(name="stolen")
-    headers = {"Authorization": f"Bearer {stolen.key}", "Last-Event-ID": made.id}
-    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=120) as response:
+    with opened(server, stolen.key, made.id) as response:
         lines = lines_of(response)
         assert next(lines) == f"id: {following.id}"
         server.operator_keys.revoke(stolen.key_id)
@@ -123,14 +123,8 @@ def test_a_stream_ends_without_a_later_event_when_its_key_is_revoked(server: Age
 
 
 def test_a_stream_ends_when_its_console_key_expires(server: AgentPayServer, refuse) -> None:
-    server.listen()
-    with raw_client(server, "") as http:
-        signed_in = http.post(
-            "/ext/v1/console/sign-in", json={"code": server.console.create_sign_in_code().code}
-        ).json()
-    headers = {"Authorization": f"Bearer {signed_in['key']}"}
-    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=120) as response:
-        assert response.status_code == 200
+    key = server.console.sign_in(server.console.create_sign_in_code().code).key
+    with opened(server, key) as response:
         server.sandbox.clock.advance(12 * 3600)
         refuse()
         assert list(lines_of(response)) == []
@@ -181,16 +175,8 @@ def test_a_key_has_ten_streams_and_a_closed_one_makes_room(server: AgentPayServe
     assert server._running.server.services.built["webhooks"].tail._streams == {}
 
 
-def test_agents_have_no_stream(server: AgentPayServer, client: AgentPay) -> None:
-    key = server.agent_keys.create(client.accounts.create(name="a").account_id).key
-    with raw_client(server, key) as http:
-        refused(http.get(PATH), "forbidden")
-
-
-def test_a_server_that_stops_ends_its_streams(server: AgentPayServer, refuse) -> None:
-    server.listen()
-    headers = {"Authorization": f"Bearer {server.operator_key}"}
-    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=120) as response:
+def test_a_server_that_stops_ends_its_streams(server: AgentPayServer) -> None:
+    with opened(server) as response:
         closing = threading.Thread(target=server.close)
         closing.start()
         assert list(lines_of(response)) == []
@@ -214,57 +200,40 @@ def test_a_restore_ends_the_streams(server: AgentPayServer, refuse) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_async_client_streams_events(server: AgentPayServer, refuse) -> None:
-    made = await asyncio.to_thread(refuse)
-    following = await asyncio.to_thread(refuse)
-    client = server.async_client()
-    stream = client.events.stream(last_event_id=made.id)
-    assert (await anext(stream)).id == following.id
-    await stream.aclose()
-
-
-def test_an_event_between_the_opening_and_the_first_iteration_is_read(server: AgentPayServer, refuse) -> None:
-    with server.events.stream() as stream:
-        assert stream.response is not None
-        assert stream.response.status_code == 200
-        assert stream.response.request_id is not None
-        event = refuse()
-        assert next(stream) == event
-        assert stream.last_event_id == event.id
-    assert list(stream) == [], "it is closed"
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_stream_begins_when_it_is_opened_and_ends_when_it_is_closed(
+    server: AgentPayServer, refuse, is_async: bool
+) -> None:
+    if is_async:
+        async with server.async_client() as client:
+            opened = client.events.stream()
+            await asyncio.to_thread(refuse)
+            async with opened as stream:
+                event = await asyncio.to_thread(refuse)
+                assert await anext(stream) == event
+            assert [each async for each in stream] == [], "it is closed"
+    else:
+        with server.events.stream() as stream:
+            assert stream.response.status_code == 200
+            assert stream.response.request_id is not None
+            event = refuse()
+            assert next(stream) == event
+        assert list(stream) == [], "it is closed"
+    assert stream.last_event_id == event.id
     assert server._running.server.services.built["webhooks"].tail._streams == {}
 
 
-@pytest.mark.anyio
-async def test_an_async_stream_begins_when_it_is_entered(server: AgentPayServer, refuse) -> None:
-    async with server.async_client() as client:
-        opened = client.events.stream()
-        await asyncio.to_thread(refuse)
-        async with opened as stream:
-            event = await asyncio.to_thread(refuse)
-            assert await anext(stream) == event
-            assert stream.last_event_id == event.id
-        assert [each async for each in stream] == [], "it is closed"
-    assert server._running.server.services.built["webhooks"].tail._streams == {}
-
-
-def test_a_stream_of_a_revoked_key_fails_when_it_is_opened(server: AgentPayServer) -> None:
-    key = server.operator_keys.create(name="stolen")
-    server.operator_keys.revoke(key.key_id)
-    with server.client(api_key=key.key) as client, pytest.raises(AuthenticationError) as refused_:
-        client.events.stream()
-    assert refused_.value.outcome == "not_done"
+def test_agents_and_revoked_keys_have_no_stream(server: AgentPayServer, client: AgentPay) -> None:
+    agent = server.agent_keys.create(client.accounts.create(name="a").account_id).key
+    stolen = server.operator_keys.create(name="stolen")
+    server.operator_keys.revoke(stolen.key_id)
+    for key, kind in ((agent, PermissionDeniedError), (stolen.key, AuthenticationError)):
+        with server.client(api_key=key) as other, pytest.raises(kind) as caught:
+            other.events.stream()
+        assert caught.value.outcome == "not_done"
 
 
 # --- Numbers that are missing -----------------------------------------------------------------------------
-
-
-class Clocked:
-    """A tail whose outbox is a list, and whose time is set."""
-
-    def __init__(self) -> None:
-        self.tail = tail.EventTail(None)  # type: ignore[arg-type]
-        self.tail._position = 0
 
 
 def row(seq: int) -> tail.EventRecord:
@@ -275,7 +244,8 @@ def row(seq: int) -> tail.EventRecord:
 async def test_events_after_a_gap_in_the_sequence_wait_briefly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    followed = Clocked().tail
+    followed = tail.EventTail(None)  # type: ignore[arg-type]
+    followed._position = 0
     loop = asyncio.get_running_loop()
     now = [100.0]
     monkeypatch.setattr(loop, "time", lambda: now[0])

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from loaded_python import LoadedPython
 
-from agentpay import AgentPay
+from agentpay import Account, AgentPay
 from agentpay.cli import COMMANDS as CLIENT_COMMANDS
 from agentpay.cli import main as client_main
 from agentpay_server import AgentPayServer
@@ -39,11 +39,19 @@ class CommandLine:
     """Runs commands that ask one server."""
 
     def __init__(self, server: AgentPayServer) -> None:
+        self.server = server
+        self.client = server.client()
         self.environment = {
             "AGENTPAY_BASE_URL": server.listen(),
             "AGENTPAY_API_KEY": server.operator_key,
             "AGENTPAY_CONFIG": NO_CONFIG,
         }
+
+    def funded(self, amount: str = "100", *, name: str = "Payer") -> Account:
+        """Create an account that holds USDC."""
+        account = self.client.accounts.create(name=name)
+        self.server.sandbox.fund(account.account_id, amount)
+        return self.client.accounts.get(account.account_id)
 
     def run(self, *arguments: str) -> Result:
         result = CliRunner(env=self.environment).invoke(

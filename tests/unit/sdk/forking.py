@@ -10,9 +10,9 @@ import sys
 import time
 import traceback
 
-from sdk_world import KEY
-
 from agentpay import AgentPay, AsyncAgentPay
+
+KEY = "ap_operator_forked"
 
 
 def ask(client: AgentPay, name: str, calls: int) -> list[str]:

@@ -7,7 +7,7 @@ import threading
 import anyio
 import httpx
 import pytest
-from sdk_world import KEY
+from sdk_world import BACKENDS, KEY
 
 from agentpay import AgentPay, AsyncAgentPay, errors
 
@@ -24,48 +24,36 @@ def pay(client, key):
     return client.transfers.create(**PAYMENT, idempotency_key=key)
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_client_works_on_several_event_loops_in_sequence(service, backend):
+@pytest.mark.parametrize("backends", [*((each,) for each in BACKENDS), BACKENDS])
+def test_a_client_works_on_several_event_loops_in_sequence(service, backends):
     client = client_of(service, max_retries=0)
     for number in range(20):
+        backend = backends[number % len(backends)]
         transfer = anyio.run(pay, client, f"key-{number}", backend=backend)
         assert transfer.idempotency_key == f"key-{number}"
     assert service.paid == [f"key-{number}" for number in range(20)], "each was asked for once"
-    anyio.run(client.close, backend=backend)
+    anyio.run(client.close, backend=backends[0])
 
 
-def test_a_client_moves_between_asyncio_and_trio(service):
-    client = client_of(service, max_retries=0)
-    for number in range(6):
-        anyio.run(pay, client, f"key-{number}", backend=("asyncio", "trio")[number % 2])
-    assert len(service.paid) == 6
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_the_connections_of_a_loop_are_closed_when_it_ends(service, backend):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_connections_of_a_loop_are_reused_and_closed_when_it_or_the_client_ends(service, backend):
     client = client_of(service)
 
-    async def pay_together():
+    async def pay_often():
+        async with client_of(service) as closed:
+            for number in range(3):
+                await pay(closed, f"first-{number}")
+        assert service.accepted == 1
+        await anyio.to_thread.run_sync(service.wait_until_nobody_is_connected)
         async with anyio.create_task_group() as group:
             for number in range(5):
                 group.start_soon(pay, client, f"key-{number}")
 
-    anyio.run(pay_together, backend=backend)
+    anyio.run(pay_often, backend=backend)
     service.wait_until_nobody_is_connected()
 
 
-def test_connections_are_reused_within_a_loop(service):
-    client = client_of(service)
-
-    async def pay_in_turn():
-        for number in range(5):
-            await pay(client, f"key-{number}")
-
-    asyncio.run(pay_in_turn())
-    assert service.accepted == 1
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_two_loops_in_two_threads_use_one_client_concurrently(service, backend):
     client = client_of(service, max_retries=0)
     failures = []
@@ -110,14 +98,6 @@ def test_closing_on_another_loop_raises_nothing(service):
     with pytest.raises(errors.ClosedClientError):
         asyncio.run(pay(client, "key-2"))
     service.wait_until_nobody_is_connected()
-
-
-@pytest.mark.anyio
-async def test_closing_closes_the_connections_of_the_running_loop(service):
-    async with client_of(service) as client:
-        await pay(client, "key-1")
-        assert service.accepted == 1
-    await anyio.to_thread.run_sync(service.wait_until_nobody_is_connected)
 
 
 def test_a_garbage_collected_client_leaves_no_connection_open(service):

@@ -39,23 +39,20 @@ def test_the_command_installs_from_where_it_was_installed(
     checkout.mkdir()
     wheel.touch()
     a_directory: dict[str, Any] = {"url": checkout.as_uri(), "dir_info": {}}
-    editable = {**a_directory, "dir_info": {"editable": True}}
-    a_file = {"url": wheel.as_uri(), "archive_info": {}}
-    elsewhere = {"url": "https://example.com/agentpay_kit-1-py3-none-any.whl", "archive_info": {}}
+    elsewhere = "https://example.com/agentpay_kit-1-py3-none-any.whl"
     a_commit = {"url": "https://example.com/kit.git", "vcs_info": {"vcs": "git", "commit_id": "f00"}}
-    gone = {"url": (tmp_path / "gone.whl").as_uri(), "archive_info": {}}
-
-    assert advice(monkeypatch, a_directory) == f"pip install '{checkout}[server]'"
-    assert advice(monkeypatch, editable) == f"pip install -e '{checkout}[server]'"
-    assert advice(monkeypatch, a_file) == f"pip install '{wheel}[server]'"
-    assert advice(monkeypatch, elsewhere) == f"pip install 'agentpay-kit[server] @ {elsewhere['url']}'"
-    assert (
-        advice(monkeypatch, a_commit)
-        == "pip install 'agentpay-kit[server] @ git+https://example.com/kit.git@f00'"
-    )
-    assert advice(monkeypatch, gone) == "pip install 'CHECKOUT_OR_WHEEL[server]'"
-    # Nothing is recorded of what came from an index, and there it has its name.
-    assert advice(monkeypatch, None) == "pip install 'agentpay-kit[server]'"
+    rows: list[tuple[dict[str, Any] | None, str]] = [
+        (a_directory, f"'{checkout}[server]'"),
+        ({**a_directory, "dir_info": {"editable": True}}, f"-e '{checkout}[server]'"),
+        ({"url": wheel.as_uri(), "archive_info": {}}, f"'{wheel}[server]'"),
+        ({"url": elsewhere, "archive_info": {}}, f"'agentpay-kit[server] @ {elsewhere}'"),
+        (a_commit, "'agentpay-kit[server] @ git+https://example.com/kit.git@f00'"),
+        ({"url": (tmp_path / "gone.whl").as_uri(), "archive_info": {}}, "'CHECKOUT_OR_WHEEL[server]'"),
+        # Nothing is recorded of what came from an index, and there it has its name.
+        (None, "'agentpay-kit[server]'"),
+    ]
+    for recorded, what in rows:
+        assert advice(monkeypatch, recorded) == f"pip install {what}"
 
 
 def test_the_command_installs_from_an_uninstalled_checkout(
@@ -70,14 +67,10 @@ def test_the_command_installs_from_an_uninstalled_checkout(
     assert install_command("postgres") == "pip install 'CHECKOUT_OR_WHEEL[postgres]'"
 
 
-def test_a_missing_dependency_is_reported_with_its_extra():
-    with pytest.raises(
-        ModuleNotFoundError, match=f"the server needs no_such_module, {re.escape(ADVICE)}"
-    ) as missing:
+def test_a_missing_dependency_is_reported_with_its_extra_and_a_missing_module_of_ours_is_not():
+    said = f"the server needs no_such_module, {re.escape(ADVICE)}"
+    with pytest.raises(ModuleNotFoundError, match=said) as missing:
         load("no_such_module.part", part="the server", extra="server")
     assert missing.value.name == "no_such_module"
-
-
-def test_a_missing_server_module_is_not_reported_as_a_missing_dependency():
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'agentpay_server\.nothing'$"):
         load("agentpay_server.nothing", part="the server", extra="server")

@@ -1,15 +1,16 @@
 """Lists: pages that lead to one another, and an iteration that ends whatever the service says."""
 
-import contextlib
 import copy
 import pickle
 
 import httpx
 import pytest
-from sdk_world import ACCOUNT, KEY, TRANSACTION, URL, Script, answer, page
+from sdk_world import ACCOUNT, KEY, URL, Script, answer, page
 
-from agentpay import AsyncAgentPay, errors
+from agentpay import AsyncAgentPay, Session, errors, testing
 from agentpay.resources import AsyncPage, Page
+
+SESSION = testing.make(Session).to_dict()
 
 
 def accounts(*names):
@@ -24,17 +25,25 @@ def three_pages():
     )
 
 
-def test_iterating_reads_all_pages(caller):
-    script = caller.script(*three_pages())
-    assert [account.name for account in caller.items(lambda c: c.accounts.list())] == ["a", "b", "c"]
-    assert [request.url.query for request in script.requests] == [b"", b"cursor=c1", b"cursor=c2"]
-
-
-def test_every_page_keeps_the_filters(caller):
-    script = caller.script(*three_pages())
-    caller.items(lambda c: c.accounts.list(limit=2, status="active", cursor="c0"))
-    assert [request.url.query.decode() for request in script.requests] == [
-        f"limit=2&cursor=c{n}&status=active" for n in range(3)
+@pytest.mark.parametrize(
+    ("call", "filters", "first"),
+    [
+        (lambda c, **given: c.accounts.list(**given), {}, {}),
+        (lambda c, **given: c.accounts.list(**given), {"limit": 2, "status": "active"}, {"cursor": "c0"}),
+        (lambda c, **given: c.sessions.list(**given), {"account_id": "acct_a", "status": "open"}, {}),
+    ],
+)
+def test_iterating_reads_all_pages_with_the_same_filters(caller, call, filters, first):
+    items = [ACCOUNT, ACCOUNT, ACCOUNT] if "account_id" not in filters else [SESSION] * 3
+    script = caller.script(
+        answer(200, page(items[:2], "c1", has_more=True)),
+        answer(200, page([], "c2", has_more=True)),
+        answer(200, page(items[2:])),
+    )
+    assert len(caller.items(lambda c: call(c, **filters, **first))) == 3
+    expected = {name: str(value) for name, value in filters.items()}
+    assert [dict(request.url.params) for request in script.requests] == [
+        {**expected, **cursor} for cursor in (first, {"cursor": "c1"}, {"cursor": "c2"})
     ]
 
 
@@ -62,32 +71,9 @@ def test_a_page_can_be_iterated_again_from_its_position(caller):
         assert [account.name for account in caller.items(lambda _: first)] == ["a", "b", "c"]
 
 
-def test_pages_are_fetched_lazily(caller):
-    script = caller.script(*three_pages())
-    caller(lambda c: c.accounts.list())
-    assert len(script.requests) == 1
-
-
-def test_an_account_history_is_paged_in_the_same_way(caller):
-    script = caller.script(
-        answer(200, page([TRANSACTION], "c1", has_more=True)), answer(200, page([TRANSACTION]))
-    )
-    assert len(caller.items(lambda c: c.accounts.transactions("acct_a", status="settled"))) == 2
-    assert script.requests[1].url.query == b"cursor=c1&status=settled"
-
-
-@pytest.mark.parametrize("cursor", ["", "c1"])
-def test_a_repeated_cursor_raises_a_decoding_error(caller, cursor):
-    script = caller.script(
-        answer(200, page(accounts("a"), "c1", has_more=True)),
-        answer(200, page(accounts("b"), cursor, has_more=True)),
-    )
-    with pytest.raises(errors.ResponseValidationError, match="leads back to a page that was read"):
-        caller.items(lambda c: c.accounts.list())
-    assert len(script.requests) == 2
-
-
 CYCLES = {
+    "nowhere": [""],
+    "itself": ["c1"],
     "two": ["c1", "c2"],
     "three": ["c1", "c2", "c3"],
     "after a while": ["c1", "c2", "c3", "c4", "c3"],
@@ -98,32 +84,20 @@ CYCLES = {
 @pytest.mark.parametrize("cursors", CYCLES.values(), ids=CYCLES)
 def test_circular_cursors_raise_a_decoding_error(caller, cursors):
     """The list would never end: each page says that there is another one."""
-    script = caller.script(
-        *(answer(200, page(accounts(str(n)), cursors[n % len(cursors)], has_more=True)) for n in range(10))
-    )
-    with pytest.raises(errors.ResponseValidationError, match="leads back to a page that was read"):
-        caller.items(lambda c: c.accounts.list(cursor="c0"))
-    sent = [dict(request.url.params)["cursor"] for request in script.requests]
-    assert sent == ["c0", *dict.fromkeys(cursor for cursor in cursors if cursor != "c0")]
-
-
-def test_circular_cursors_raise_with_next_page_too(caller):
-    caller.script(*(answer(200, page(accounts("a"), f"c{n % 2 + 1}", has_more=True)) for n in range(10)))
-    seen = [caller(lambda c: c.accounts.list())]
 
     def turn_all():
-        while seen[-1].has_more:
-            seen.append(caller(lambda _: seen[-1].next_page()))
+        turned = caller(lambda c: c.accounts.list(cursor="c0"))
+        while turned.has_more:
+            turned = caller(lambda _, at=turned: at.next_page())
 
-    with pytest.raises(errors.ResponseValidationError, match="leads back"):
-        turn_all()
-    assert len(seen) == 3
-
-
-def test_an_error_on_a_later_page_is_raised_during_iteration(caller):
-    caller.script(answer(200, page(accounts("a"), "c1", has_more=True)), answer(404))
-    with pytest.raises(errors.NotFoundError):
-        caller.items(lambda c: c.accounts.list())
+    for read in (lambda: caller.items(lambda c: c.accounts.list(cursor="c0")), turn_all):
+        script = caller.script(
+            *(answer(200, page(accounts("a"), cursors[n % len(cursors)], has_more=True)) for n in range(10))
+        )
+        with pytest.raises(errors.ResponseValidationError, match="leads back to a page that was read"):
+            read()
+        sent = [dict(request.url.params).get("cursor", "") for request in script.requests]
+        assert sent == ["c0", *dict.fromkeys(cursor for cursor in cursors if cursor not in ("", "c0"))]
 
 
 @pytest.mark.anyio
@@ -137,61 +111,50 @@ async def test_an_async_list_is_awaited_or_iterated_over():
         assert [account.name async for account in client.accounts.list()] == ["a", "b", "c"]
 
 
-def test_each_page_is_retried_separately(caller):
+def test_each_page_is_retried_separately_until_an_error_is_raised(caller):
     pages = three_pages()
     script = caller.script(pages[0], httpx.ReadTimeout(""), pages[1], answer(503), pages[2])
     assert len(caller.items(lambda c: c.accounts.list())) == 3
     assert len(script.requests) == 5
+    caller.script(three_pages()[0], answer(404))
+    with pytest.raises(errors.NotFoundError):
+        caller.items(lambda c: c.accounts.list())
 
 
-def test_iter_pages_yields_all_pages(caller):
-    caller.script(*three_pages())
+def test_iter_pages_reads_pages_when_they_are_needed(caller):
+    script = caller.script(*three_pages())
+    sent = []
 
     async def gather(listing):
-        return [page async for page in listing.iter_pages()]
+        pages = []
+        async for each in listing.iter_pages():
+            sent.append(len(script.requests))
+            pages.append(each)
+        return pages
 
     listing = caller.client.accounts.list()
-    pages = caller.run(gather, listing) if caller.is_async else list(listing.iter_pages())
-    assert [[account.name for account in page.data] for page in pages] == [["a", "b"], [], ["c"]]
-
-
-def test_iter_pages_fetches_lazily(caller):
-    script = caller.script(*three_pages())
-    first = caller(lambda c: c.accounts.list())
-
-    async def turn():
-        async with contextlib.aclosing(first.iter_pages()) as pages:
-            assert await anext(pages) is first
-            assert len(script.requests) == 1
-            await anext(pages)
-
     if caller.is_async:
-        caller.run(turn)
+        pages = caller.run(gather, listing)
     else:
-        pages = first.iter_pages()
-        assert next(pages) is first
-        assert len(script.requests) == 1
-        next(pages)
-    assert len(script.requests) == 2
+        pages = []
+        for each in listing.iter_pages():
+            sent.append(len(script.requests))
+            pages.append(each)
+    assert [[account.name for account in each.data] for each in pages] == [["a", "b"], [], ["c"]]
+    assert sent == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("body", "truth"),
-    [
+def test_a_page_is_truthy_if_the_list_is_not_empty_and_has_no_length(caller):
+    for body, truth in (
         (page([]), False),
         (page(accounts("a")), True),
         (page([], "c1", has_more=True), True),
-    ],
-)
-def test_a_page_is_truthy_if_the_list_is_not_empty(caller, body, truth):
-    caller.script(answer(200, body))
-    assert bool(caller(lambda c: c.accounts.list())) is truth
-
-
-def test_a_page_has_no_length(caller):
-    caller.script(answer(200, page(accounts("a"), "c1", has_more=True)))
-    with pytest.raises(TypeError, match="has no len"):
-        len(caller(lambda c: c.accounts.list()))
+    ):
+        caller.script(answer(200, body))
+        found = caller(lambda c: c.accounts.list())
+        assert bool(found) is truth
+        with pytest.raises(TypeError, match="has no len"):
+            len(found)
 
 
 def test_an_async_list_that_is_not_awaited_has_no_truth_value():

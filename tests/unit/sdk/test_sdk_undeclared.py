@@ -9,9 +9,9 @@ import anyio
 import httpcore
 import httpx
 import pytest
-from sdk_world import ACCOUNT, BALANCE, Script, answer, paid
+from sdk_world import ACCOUNT, BALANCE, Caller, answer, paid
 
-from agentpay import errors
+from agentpay import AgentPay, errors
 from agentpay.contract import codec
 
 
@@ -88,14 +88,11 @@ def test_an_undeclared_exception_is_retried_like_a_lost_request(caller):
     script = caller.script(raising(RuntimeError("a bug")), raising(OSError("another")), paid)
     assert caller(pay).idempotency_key == "mine"
     assert len(script.requests) == 3
-
-
-def test_a_creation_is_not_retried_after_an_undeclared_exception(caller):
     script = caller.script(raising(RuntimeError("a bug")))
     with pytest.raises(errors.OutcomeUnknownError, match="Read the current state") as caught:
         caller(lambda c: c.accounts.create(name="Agent"))
     assert caught.value.__cause__.may_have_been_processed
-    assert len(script.requests) == 1
+    assert len(script.requests) == 1, "a creation is not repeated"
 
 
 class Stream(httpx.SyncByteStream, httpx.AsyncByteStream):
@@ -121,17 +118,14 @@ class Stream(httpx.SyncByteStream, httpx.AsyncByteStream):
         self.close()
 
 
-@pytest.mark.parametrize("foreign", [RuntimeError("gone"), OSError("gone"), httpx.ReadError("gone")])
-def test_a_body_that_breaks_off_raises_a_declared_error(caller, foreign):
-    stream = Stream(b'{"transfer_id":', error=foreign)
-    caller.connect(httpx.MockTransport(lambda _: httpx.Response(200, stream=stream)), max_retries=0)
-    with pytest.raises(errors.TransferOutcomeUnknownError):
-        caller(pay)
-
-
-def test_an_error_while_closing_the_connection_does_not_discard_the_response(caller):
-    stream = Stream(answer(200, BALANCE).content, error_of_close=RuntimeError("Event loop is closed"))
-    caller.connect(httpx.MockTransport(lambda _: httpx.Response(200, stream=stream)))
+def test_a_body_that_breaks_off_raises_a_declared_error_and_a_whole_one_counts(caller):
+    for foreign in (RuntimeError("gone"), OSError("gone"), httpx.ReadError("gone")):
+        broken = Stream(b'{"transfer_id":', error=foreign)
+        caller.script(httpx.Response(200, stream=broken), max_retries=0)
+        with pytest.raises(errors.TransferOutcomeUnknownError):
+            caller(pay)
+    whole = Stream(answer(200, BALANCE).content, error_of_close=RuntimeError("Event loop is closed"))
+    caller.script(httpx.Response(200, stream=whole))
     assert caller(lambda c: c.accounts.balance("acct_a")).account_id == "acct_a"
 
 
@@ -152,20 +146,27 @@ def test_a_failing_log_handler_does_not_hide_a_payment(caller, monkeypatch):
         logger.manager._clear_cache()
 
 
-def test_an_error_during_a_pause_after_a_lost_response_is_outcome_unknown(caller):
-    caller.script(httpx.ReadTimeout(""))
+@pytest.mark.parametrize("event", ["an error", "a close"])
+def test_an_error_or_a_close_during_a_pause_after_a_lost_response_is_outcome_unknown(caller, event):
+    script = caller.script(httpx.ReadTimeout(""))
+    http = caller.client._http
 
-    def fail(_seconds):
-        raise OverflowError("timestamp too large")
+    def happen(_seconds):
+        if event == "an error":
+            raise OverflowError("timestamp too large")
+        http.closed = True
 
-    async def afail(_seconds):
-        fail(_seconds)
+    async def ahappen(_seconds):
+        happen(_seconds)
 
-    caller.client._http.sleep = afail if caller.is_async else fail
+    http.sleep = ahappen if caller.is_async else happen
     with pytest.raises(errors.TransferOutcomeUnknownError) as caught:
         caller(pay)
     assert caught.value.idempotency_key == "mine"
-    assert isinstance(caught.value.__cause__, OverflowError), "a fault of ours keeps its traceback"
+    # A fault of ours keeps its traceback.
+    cause = OverflowError if event == "an error" else errors.ClosedClientError
+    assert isinstance(caught.value.__cause__, cause)
+    assert len(script.requests) == 1
 
 
 def test_a_failure_of_the_decoder_is_outcome_unknown(caller, monkeypatch):
@@ -180,33 +181,14 @@ def test_a_failure_of_the_decoder_is_outcome_unknown(caller, monkeypatch):
         caller(lambda c: c.accounts.get("acct_a"))
 
 
-def test_closing_the_client_between_attempts_is_outcome_unknown_with_the_key(caller):
-    script = caller.script(httpx.ReadTimeout(""))
-    http = caller.client._http
-
-    def close(_seconds):
-        http.closed = True
-
-    async def aclose(_seconds):
-        close(_seconds)
-
-    http.sleep = aclose if caller.is_async else close
-    with pytest.raises(errors.TransferOutcomeUnknownError) as caught:
-        caller(pay)
-    assert isinstance(caught.value.__cause__, errors.ClosedClientError)
-    assert len(script.requests) == 1
-
-
 @pytest.mark.parametrize(
     "interruption", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError]
 )
 def test_a_base_exception_passes_through_with_a_note_of_the_key(interruption):
-    from sdk_world import Caller  # noqa: PLC0415
-
-    from agentpay import AgentPay  # noqa: PLC0415
-
     caller = Caller(AgentPay)
-    caller.connect(Script(raising(interruption())))
+    caller.script(raising(interruption()))
     with pytest.raises(interruption) as caught:
         caller(pay)
-    assert "idempotency_key='mine'" in caught.value.__notes__[0]
+    (note,) = caught.value.__notes__
+    assert "Do not pay again under a new key" in note
+    assert "idempotency_key='mine'" in note

@@ -11,7 +11,6 @@ import pytest
 from pydantic import SecretBytes, SecretStr
 from webhook_world import OTHER, PAYLOAD, SECRET
 
-import agentpay
 from agentpay.errors import ConfigurationError, WebhookSignatureError
 from agentpay.webhooks import (
     NEXT_SIGNATURE_HEADER,
@@ -39,77 +38,72 @@ class Items:
 def test_a_signature_is_the_hex_hmac_sha256_of_the_payload_under_the_secret():
     assert sign(PAYLOAD, SECRET) == hmac.new(SECRET.encode(), PAYLOAD, hashlib.sha256).hexdigest()
     assert sign(PAYLOAD, SECRET.encode()) == sign(PAYLOAD, WebhookSecrets([SECRET])) == GOOD
+    assert (SIGNATURE_HEADER, NEXT_SIGNATURE_HEADER) == ("X-Service-Signature", "X-Service-Signature-Next")
+    with pytest.raises(ValueError, match="one secret"):
+        sign(PAYLOAD, [SECRET, OTHER])
+    assert repr(WebhookSecrets([SECRET, OTHER])) == "<hidden>"
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(WebhookSecrets([SECRET, OTHER]))
 
 
-def test_the_headers_are_named_as_in_the_contract():
-    assert SIGNATURE_HEADER == "X-Service-Signature"
-    assert NEXT_SIGNATURE_HEADER == "X-Service-Signature-Next"
+SHAPES = [
+    GOOD,
+    GOOD.encode(),
+    GOOD.upper(),
+    {"X-Service-Signature": GOOD},
+    {"x-service-signature": GOOD, "X-Service": "no"},
+    {"X-SERVICE-SIGNATURE": f" {GOOD}\t"},
+    {"HTTP_X_SERVICE_SIGNATURE": GOOD, "wsgi.input": object(), "HTTP_X_SERVICE_SIGNATURF": "x"},
+    {b"X-Service-Signature": GOOD.encode()},
+    {"X-Service-Signature": [GOOD]},
+    {"X-Service-Signature": GOOD, "X-Service-Signature-Next": "?"},
+    [("Host", "example.com"), ("x-Service-signature", GOOD)],
+    [(b"host", b"example.com"), (b"x-service-signature", GOOD.encode())],
+    Items(("X-Service-Signature", GOOD)),
+    iter([("X-Service-Signature", GOOD)]),
+]
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        GOOD,
-        GOOD.encode(),
-        GOOD.upper(),
-        {"X-Service-Signature": GOOD},
-        {"x-service-signature": GOOD, "X-Service": "no"},
-        {"X-SERVICE-SIGNATURE": f" {GOOD}\t"},
-        {"HTTP_X_SERVICE_SIGNATURE": GOOD, "wsgi.input": object(), "HTTP_X_SERVICE_SIGNATURF": "x"},
-        {b"X-Service-Signature": GOOD.encode()},
-        {"X-Service-Signature": [GOOD]},
-        [("Host", "example.com"), ("x-Service-signature", GOOD)],
-        [(b"host", b"example.com"), (b"x-service-signature", GOOD.encode())],
-        Items(("X-Service-Signature", GOOD)),
-        iter([("X-Service-Signature", GOOD)]),
-    ],
-    ids=lambda headers: type(headers).__name__,
-)
-def test_headers_of_every_shape_verify(headers):
-    assert verify(PAYLOAD, headers, SECRET) is None
-
-
-@pytest.mark.parametrize("payload", [PAYLOAD, bytearray(PAYLOAD), memoryview(PAYLOAD), PAYLOAD.decode()])
-def test_payloads_of_every_shape_verify(payload):
-    verify(payload, GOOD, SECRET)
-    headers = {"X-Service-Signature": GOOD}
-    assert unwrap(payload, headers, SECRET).id == "evt_a"
-    assert unwrap(payload, headers=headers, secret=SECRET).id == "evt_a"
-
-
-@pytest.mark.parametrize("signature", [GOOD, GOOD.encode(), "", "<a signature>"])
-def test_a_signature_is_not_headers(signature):
-    with pytest.raises(TypeError, match="headers are all those of the request, a mapping of names to values"):
-        unwrap(PAYLOAD, signature, SECRET)
+def test_headers_and_payloads_of_every_shape_verify():
+    for headers in SHAPES:
+        assert verify(PAYLOAD, headers, SECRET) is None
+    for payload in (PAYLOAD, bytearray(PAYLOAD), memoryview(PAYLOAD), PAYLOAD.decode()):
+        verify(payload, GOOD, SECRET)
+        assert unwrap(payload, headers={"X-Service-Signature": GOOD}, secret=SECRET).id == "evt_a"
 
 
 @pytest.mark.parametrize(
-    "secret",
+    ("call", "payload", "headers", "says"),
     [
-        SECRET,
-        SECRET.encode(),
-        [OTHER, SECRET],
-        (SECRET,),
-        WebhookSecrets(SECRET),
-        SecretStr(SECRET),
-        SecretBytes(SECRET.encode()),
-        [OTHER, SecretStr(SECRET)],
-        WebhookSecrets(SecretStr(SECRET)),
+        *(
+            (unwrap, PAYLOAD, signature, "headers are all those of the request, a mapping of names to values")
+            for signature in (GOOD, GOOD.encode(), "", "<a signature>")
+        ),
+        *(
+            (verify, PAYLOAD, headers, "headers")
+            for headers in (5, object(), [1, 2], [("a", "b", "c")], ["abc"])
+        ),
+        # What was parsed is no payload.
+        *((verify, payload, GOOD, "raw body") for payload in (None, {"id": "evt_a"}, 5, [1])),
     ],
 )
-def test_secrets_of_every_shape_verify(secret):
-    verify(PAYLOAD, GOOD, secret)
+def test_an_object_that_is_no_headers_or_no_payload_is_refused(call, payload, headers, says):
+    with pytest.raises(TypeError, match=says):
+        call(payload, headers, SECRET)
 
 
-@pytest.mark.parametrize("secret", [SECRET, OTHER, [SECRET, OTHER], [OTHER, SECRET], ["whsec_z", OTHER]])
-@pytest.mark.parametrize("reverse", [False, True])
-def test_during_a_rotation_either_secret_verifies(secret, reverse):
+def test_secrets_of_every_shape_verify():
+    hidden = SecretStr(SECRET), SecretBytes(SECRET.encode()), WebhookSecrets(SECRET)
+    lists = [OTHER, SECRET], (SECRET,), [OTHER, SecretStr(SECRET)]
+    for secret in (SECRET, SECRET.encode(), *hidden, *lists, WebhookSecrets(SecretStr(SECRET))):
+        verify(PAYLOAD, GOOD, secret)
+
+
+def test_during_a_rotation_either_secret_verifies():
     pairs = [("X-Service-Signature", GOOD), ("X-Service-Signature-Next", NEW)]
-    verify(PAYLOAD, pairs[::-1] if reverse else pairs, secret)
-
-
-def test_a_malformed_signature_next_to_a_valid_one_is_ignored():
-    verify(PAYLOAD, {"X-Service-Signature": "?", "X-Service-Signature-Next": NEW}, OTHER)
+    for secret in (SECRET, OTHER, [SECRET, OTHER], [OTHER, SECRET], ["whsec_z", OTHER]):
+        verify(PAYLOAD, pairs, secret)
+        verify(PAYLOAD, pairs[::-1], secret)
 
 
 REFUSED = {
@@ -159,22 +153,8 @@ def test_an_invalid_signature_is_refused(payload, signature, reason):
 @pytest.mark.parametrize(
     "secret",
     [
-        *(
-            None,
-            "",
-            b"",
-            [],
-            (),
-            [""],
-            [SECRET, ""],
-            [SECRET, None],
-            SECRET + "\n",
-            " " + SECRET,
-            "\ud800",
-            5,
-            {},
-        ),
-        *(SecretStr(""), SecretStr(SECRET + "\n"), [SECRET, SecretStr("")]),
+        *(None, "", b"", [], (), [""], [SECRET, ""], [SECRET, None], SECRET + "\n", " " + SECRET, "\ud800"),
+        *(5, {}, SecretStr(""), SecretStr(SECRET + "\n"), [SECRET, SecretStr("")]),
         *(
             given
             for wrong in ("{}\n", "{}\r\n", "\ufeff{}", "{}\u200b", "\u00a0{}", '"{}"', "'{}'", "“{}”")
@@ -192,23 +172,6 @@ def test_a_missing_secret_is_a_configuration_error(secret):
                     call(PAYLOAD, headers, secret)
     with pytest.raises(ConfigurationError, match="webhook secret"):
         sign(PAYLOAD, secret)
-
-
-def test_signing_with_several_secrets_is_refused():
-    with pytest.raises(ValueError, match="one secret"):
-        sign(PAYLOAD, [SECRET, OTHER])
-
-
-@pytest.mark.parametrize("payload", [None, {"id": "evt_a"}, 5, [1]])
-def test_parsed_json_is_refused_as_payload(payload):
-    with pytest.raises(TypeError, match="raw body"):
-        verify(payload, GOOD, SECRET)
-
-
-@pytest.mark.parametrize("headers", [5, object(), [1, 2], [("a", "b", "c")], ["abc"]])
-def test_an_object_that_is_not_headers_is_refused(headers):
-    with pytest.raises(TypeError, match="headers"):
-        verify(PAYLOAD, headers, SECRET)
 
 
 class Spy:
@@ -250,28 +213,14 @@ def test_no_traceback_shows_a_secret_or_the_expected_signature(payload, secret):
     assert repr(bytes.fromhex(right))[2:12] not in text
 
 
-def test_secrets_are_neither_shown_nor_pickled():
-    secrets = WebhookSecrets([SECRET, OTHER])
-    assert repr(secrets) == "<hidden>"
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(secrets)
-
-
 def test_verifying_imports_neither_the_http_library_nor_the_codec():
-    code = "import agentpay.webhooks, sys; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
+    def loaded(code):
+        command = [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+    verifying = loaded("import agentpay.webhooks")
     for name in ("httpx", "agentpay._http.clients", "agentpay._calls.deliveries", "cattrs", "asyncio", "ssl"):
-        assert name not in loaded
-    code = "from agentpay import webhooks; webhooks.preload(); import sys; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert "agentpay._calls.deliveries" in loaded
-    assert "httpx" not in loaded
-
-
-def test_the_module_is_an_attribute_of_the_package():
-    assert agentpay.webhooks.verify is verify
-    assert set(agentpay.webhooks.__all__) <= set(dir(agentpay.webhooks))
+        assert name not in verifying
+    preloaded = loaded("from agentpay import webhooks; webhooks.preload()")
+    assert "agentpay._calls.deliveries" in preloaded
+    assert "httpx" not in preloaded

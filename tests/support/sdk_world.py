@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import anyio
@@ -11,9 +12,16 @@ import httpx
 import pytest
 
 from agentpay import AgentPay, AsyncAgentPay, Model
+from agentpay.contract.examples import Examples
+from agentpay.contract.schemas import Schemas
 
 KEY = "ap_operator_0123456789abcdefghijSECRET"
 URL = "https://api.example.com"
+
+BACKENDS = ("asyncio", "trio") if find_spec("trio") else ("asyncio",)
+"""The event loops that the async client runs on; trio need not be installed."""
+FLAVOURS = ("sync", *BACKENDS)
+"""Both clients, on each of their event loops."""
 
 POLICY: dict[str, Any] = {
     "max_single_transfer": 25.5,
@@ -56,15 +64,6 @@ PENDING = {
     "tx_signature": None,
     "chain_explorer_url": None,
     "settled_at": None,
-}
-TRANSACTION = {
-    "transaction_id": "entry_a",
-    "type": "transfer",
-    "status": "settled",
-    "direction": "out",
-    "account_id": "acct_a",
-    "amount_usdc": "1.500000",
-    "created_at": "2026-01-31T12:00:00.400Z",
 }
 WEBHOOK = {
     "webhook_id": "wh_a",
@@ -154,6 +153,10 @@ class Caller:
         self.clock = Clock()
         self.client: Any = None
 
+    @classmethod
+    def of(cls, flavour: str) -> "Caller":
+        return cls(AgentPay) if flavour == "sync" else cls(AsyncAgentPay, flavour)
+
     @property
     def is_async(self) -> bool:
         return issubclass(self.kind, AsyncAgentPay)
@@ -230,3 +233,10 @@ def models() -> list[type[Model]]:
 
 def is_of_client(kind: type) -> bool:
     return kind.__module__.split(".")[0] == "agentpay"
+
+
+def example(model: type[Model]) -> dict[str, Any]:
+    """What the documents show of a model."""
+    schemas = Schemas()
+    value: dict[str, Any] = Examples(schemas).of(schemas.of(model), model.__name__)
+    return value

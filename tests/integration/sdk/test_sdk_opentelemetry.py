@@ -1,8 +1,5 @@
 """Spans and metrics, as the SDK of OpenTelemetry records them."""
 
-import subprocess
-import sys
-
 import httpx
 import pytest
 from opentelemetry import baggage, context, trace
@@ -85,22 +82,22 @@ def test_a_call_is_a_span_that_covers_its_retries(caller, recorded):
 
 
 def test_a_span_is_a_child_of_the_current_span_and_ends_with_the_call(caller, recorded):
-    caller.script(answer(200, ACCOUNT))
-    recorded.watch(caller.client)
+    script = caller.script(*[answer(200, ACCOUNT)] * 2)
     tracer = recorded.tracer_provider.get_tracer("app")
 
     async def work():
         with tracer.start_as_current_span("outer") as outer:
-            await caller.client.accounts.get("acct_a")
+            found = caller.client.accounts.get("acct_a")
+            if caller.is_async:
+                await found
             assert trace.get_current_span() is outer
 
-    if caller.is_async:
-        caller.run(work)
-    else:
-        with tracer.start_as_current_span("outer") as outer:
-            caller.client.accounts.get("acct_a")
-            assert trace.get_current_span() is outer
-    inner, outer = recorded.spans
+    caller.run(work)
+    # Without instrumentation, no context is sent.
+    assert "traceparent" not in script.requests[0].headers
+    recorded.watch(caller.client)
+    caller.run(work)
+    _, inner, outer = recorded.spans
     assert inner.parent.span_id == outer.context.span_id
 
 
@@ -119,26 +116,17 @@ def test_a_refusal_records_its_error_code(caller, recorded):
     assert not recorded.points("agentpay.client.unknown_outcomes")
 
 
-def test_an_unknown_outcome_is_counted(caller, recorded):
-    caller.script(httpx.ReadError("reset"), max_retries=0)
+def test_failed_attempts_and_an_unknown_outcome_are_counted(caller, recorded):
+    caller.script(*[httpx.ReadError("reset")] * 3)
     recorded.watch(caller.client)
-    with pytest.raises(errors.TransferOutcomeUnknownError):
+    with pytest.raises(errors.TransferOutcomeUnknownError) as caught:
         caller(lambda c: c.transfers.create(**PAYMENT))
     (span,) = recorded.spans
     assert span.attributes["agentpay.outcome_unknown"] is True
     assert span.attributes["error.type"] == "TransferOutcomeUnknownError"
     (unknown,) = recorded.points("agentpay.client.unknown_outcomes")
-    assert unknown.value == 1
-
-
-def test_failed_attempts_are_counted(caller, recorded):
-    caller.script(*[httpx.ConnectError("refused")] * 3)
-    recorded.watch(caller.client)
-    with pytest.raises(errors.APIConnectionError) as caught:
-        caller(lambda c: c.accounts.get("acct_a"))
-    assert caught.value.retries_made == 2
     (retries,) = recorded.points("agentpay.client.retries")
-    assert retries.value == 2
+    assert (unknown.value, retries.value, caught.value.retries_made) == (1, 2, 2)
 
 
 @pytest.mark.anyio
@@ -158,9 +146,13 @@ def test_no_private_data_is_recorded_or_propagated(caller, recorded):
         caller(lambda c: c.transfers.create(**PAYMENT))
     finally:
         context.detach(token)
-    told = recorded.spans[0].to_json() + str(recorded.points("agentpay.client.operation.duration"))
+    (span,) = recorded.spans
+    events = [(event.name, dict(event.attributes)) for event in span.events]
+    # Not their times, in whose digits any amount may be.
+    told = [span.name, dict(span.attributes), events, span.status.description, dict(span.resource.attributes)]
+    told += [dict(point.attributes) for point in recorded.points("agentpay.client.operation.duration")]
     for secret in (KEY, "hush", "7.77", "key-1", "acct_a"):
-        assert secret not in told
+        assert secret not in str(told)
     assert "baggage" not in script.requests[0].headers
 
 
@@ -175,13 +167,6 @@ def test_copies_and_undescribed_requests_are_instrumented_too(caller, recorded):
         "agentpay.accounts.get",
         "agentpay.request",
     ]
-
-
-def test_a_client_without_instrumentation_sends_no_trace_context(caller, recorded):
-    script = caller.script(answer(200, ACCOUNT))
-    with recorded.tracer_provider.get_tracer("app").start_as_current_span("outer"):
-        caller(lambda c: c.accounts.get("acct_a"))
-    assert "traceparent" not in script.requests[0].headers
 
 
 @pytest.mark.parametrize("moment", ["on_start", "on_end"])
@@ -203,11 +188,3 @@ def test_an_error_of_a_span_processor_never_reaches_the_caller(caller, recorded,
     assert transfer.status == "settled"
     assert trace.get_current_span() is before
     assert "could not be recorded" in caplog.text
-
-
-def test_opentelemetry_is_imported_only_on_use():
-    code = (
-        "from agentpay import AgentPay, AsyncAgentPay; import agentpay.integrations, sys; print(*sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not [name for name in done.stdout.split() if name.startswith("opentelemetry")]

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -160,6 +161,51 @@ def serving(tls: ssl.SSLContext | None = None) -> Iterator[Service]:
     finally:
         service._loop.call_soon_threadsafe(stopped.set)
         thread.join()
+
+
+class Dripping:
+    """A service that responds to as many requests as told at once, and to the next ones part by part."""
+
+    def __init__(self, parts: Iterable[bytes], tls: ssl.SSLContext | None = None, *, warm: int = 0) -> None:
+        self._parts = parts
+        self._tls = tls
+        self._warm = warm
+        self._stopped = threading.Event()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        scheme = "http" if tls is None else "https"
+        self.base_url = f"{scheme}://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        with contextlib.suppress(OSError):
+            socket.create_connection(self._listening.getsockname()).close()
+        self._thread.join()
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while not self._stopped.is_set():
+            connection, _ = self._listening.accept()
+            with contextlib.suppress(OSError), connection:
+                if self._tls is not None:
+                    connection = self._tls.wrap_socket(connection, server_side=True)
+                with connection:
+                    self._respond(connection)
+
+    def _respond(self, connection: socket.socket) -> None:
+        while connection.recv(65_536):
+            if self._warm:
+                self._warm -= 1
+                connection.sendall(http(json.dumps(ACCOUNT).encode()))
+                continue
+            for part in self._parts:
+                connection.sendall(part)
+                if self._stopped.wait(0.01):
+                    return
 
 
 def tls_of(directory: Path) -> tuple[ssl.SSLContext, Path]:
