@@ -41,7 +41,7 @@ class AsyncSandboxClock(AsyncResource):
 
     async def advance(
         self,
-        seconds: float = 0,
+        seconds: float | timedelta = 0,
         *,
         minutes: float = 0,
         hours: float = 0,
@@ -51,7 +51,7 @@ class AsyncSandboxClock(AsyncResource):
         """Advance a manual clock, and return once everything that falls due has run, in order.
 
         Args:
-            seconds: added to the duration; a total of 0 runs what is due now.
+            seconds: added to the duration, as a number or a `timedelta`; a total of 0 runs what is due now.
             minutes: added to the duration.
             hours: added to the duration.
             days: added to the duration.
@@ -68,7 +68,8 @@ class AsyncSandboxClock(AsyncResource):
         """
         arguments = locals()
         try:
-            duration = timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days)
+            given = seconds if isinstance(seconds, timedelta) else timedelta(seconds=seconds)
+            duration = given + timedelta(minutes=minutes, hours=hours, days=days)
         except OverflowError:
             raise InvalidArgumentError("the duration must be from 0 seconds to ten years") from None
         exact = Decimal(duration // timedelta(microseconds=1)).scaleb(-6, EXACT)
@@ -94,7 +95,7 @@ class AsyncSandboxClock(AsyncResource):
         now = await self.now(**options)
         if target < now:
             raise InvalidArgumentError(f"the clock is at {now.isoformat()} and cannot go back to {moment}")
-        return await self.advance((target - now) / timedelta(seconds=1), **options)
+        return await self.advance(target - now, **options)
 
 
 class AsyncSandbox(AsyncResource):
