@@ -9,7 +9,14 @@ import pytest
 import stores
 from server_world import START, UNKNOWN_ACCOUNT, Funded, faults, raw_client, refused, state_of
 
-from agentpay import AgentPay, InvalidRequestError, OutcomeUnknownError
+from agentpay import (
+    AgentPay,
+    AgentPayError,
+    InvalidRequestError,
+    OutcomeUnknownError,
+    RateLimitError,
+    TransferOutcomeUnknownError,
+)
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.contract.sandbox import Fault
@@ -150,6 +157,51 @@ async def test_the_async_sdk_arms_faults_for_a_block(server: AgentPayServer) -> 
     await sandbox.set_fault("chain_down")
     await sandbox.clear_faults()
     assert (await sandbox.faults()).data == ()
+
+
+# --- The whole service ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("effect", "code", "raised"),
+    [
+        ("unavailable", "service_unavailable", TransferOutcomeUnknownError),
+        ("rate_limited", "rate_limited", RateLimitError),
+    ],
+)
+def test_a_service_that_refuses_every_request_processes_none(
+    server: AgentPayServer,
+    http: httpx.Client,
+    client: AgentPay,
+    funded: Funded,
+    effect: str,
+    code: str,
+    raised: type[AgentPayError],
+) -> None:
+    source, to = funded(), client.accounts.create(name="Payee")
+    told = {"name": "http:*", "times": None, "effect": effect, "delay_ms": None}
+    assert http.put(f"{FAULTS}/http:*", json={"effect": effect}).json() == told
+    before = state_of(server)
+    for answer in (paid(http, source, to), http.get("/v1/accounts"), http.get("/ext/v1/whoami")):
+        refused(answer, code)
+        assert answer.headers["retry-after"] == "1"
+    with pytest.raises(raised):
+        client.with_options(max_retries=0).transfers.create(
+            from_=source.account_id, to=to.account_id, amount=7, idempotency_key="key"
+        )
+    assert state_of(server) == before
+    assert armed(http) == [told]
+    assert http.delete(f"{FAULTS}/http:*").status_code == 204
+    assert paid(http, source, to).status_code == 200
+
+
+def test_a_fault_of_an_operation_precedes_that_of_the_whole_service(
+    server: AgentPayServer, http: httpx.Client
+) -> None:
+    server.sandbox.set_fault("http:*", 2, effect="unavailable")
+    server.sandbox.set_fault("http:GET /v1/accounts", 1, effect="rate_limited")
+    paths = ["/v1/accounts", "/v1/accounts", "/ext/v1/whoami", "/v1/accounts"]
+    assert [http.get(path).status_code for path in paths] == [429, 503, 503, 200]
 
 
 # --- chain_down -------------------------------------------------------------------------------------------

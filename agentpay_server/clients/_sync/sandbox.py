@@ -164,14 +164,16 @@ class Sandbox(Resource):
 
         Args:
             name: `chain_down`, `chain_reply_lost`, `chain_never_lands`, `chain_slow`; requests of one
-                operation, such as `http:POST /v1/transfers` or `http:GET /v1/accounts/{account_id}`;
+                operation, such as `http:POST /v1/transfers` or `http:GET /v1/accounts/{account_id}`, or of
+                the whole service, `http:*`, of which only sandbox operations and operations with a fault of
+                their own are exempt;
                 `facilitator:` with `slow`, `pending`, `false_success`, `false_failure`, `settles_twice` or
                 `forgets`, for settlements of the local facilitator; or, on a server with a separate
                 process, `crash_at:<point>`.
             times: how often, 1 to 1,000; None until it is disarmed.
-            effect: the effect on a request: `delay`, `internal_error`, `reset` (dropped before it is
-                processed), `reply_lost` (processed, then dropped without a response). Only for request
-                faults.
+            effect: the effect on a request. It is processed with `delay` and with `reply_lost` (then dropped
+                without a response). It is not processed with `internal_error` (500), `unavailable` (503),
+                `rate_limited` (429 with `Retry-After`) and `reset` (dropped). Only for request faults.
             delay_ms: how long `delay` delays each request, and `facilitator:slow` each response, 1 to 60,000
                 milliseconds of real time.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
