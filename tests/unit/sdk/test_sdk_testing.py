@@ -55,32 +55,31 @@ def test_every_model_can_be_created(model: Any) -> None:
     assert (testing.make(model) == made) is not is_event
 
 
-@pytest.mark.parametrize("status", get_args(agentpay.types.TransferStatus))
-def test_a_transfer_has_the_fields_of_its_status(status: Any) -> None:
-    made = testing.make(Transfer, status=status)
-
-    assert made.status == status
-    assert (made.settled_at is not None) == (status == "settled")
-    assert (made.error is not None) == (made.message is not None) == (status in ("rejected", "failed"))
-    assert (made.tx_signature is None) == (status in ("rejected", "pending_approval", "approved"))
+STATUSES: dict[Any, Any] = {
+    Transfer: agentpay.types.TransferStatus,
+    Payment: agentpay.types.TransferStatus,
+    Session: agentpay.types.SessionStatus,
+}
 
 
-@pytest.mark.parametrize("status", get_args(agentpay.types.TransferStatus))
-def test_a_payment_has_the_fields_of_its_status(status: Any) -> None:
-    made = testing.make(Payment, status=status)
-
-    assert made.status == status
-    assert (made.header is not None) == (status == "submitted")
-    assert (made.settled_at is not None) == (made.tx_signature is not None) == (status == "settled")
-    assert (made.error is not None) == (made.message is not None) == (status in ("rejected", "failed"))
-
-
-@pytest.mark.parametrize("status", get_args(agentpay.types.SessionStatus))
-def test_a_session_has_the_fields_of_its_status(status: Any) -> None:
-    made = testing.make(Session, status=status)
-
-    assert made.status == status
-    assert (made.settled_usdc is not None) == (made.settled_at is not None) == (status == "settled")
+@pytest.mark.parametrize(
+    ("model", "fields", "having"),
+    [
+        (Transfer, "settled_at", "settled"),
+        (Transfer, "error message", "rejected failed"),
+        (Transfer, "tx_signature", "submitted settled failed"),
+        (Payment, "header", "submitted"),
+        (Payment, "settled_at tx_signature", "settled"),
+        (Payment, "error message", "rejected failed"),
+        (Session, "settled_usdc settled_at", "settled"),
+    ],
+)
+def test_an_object_has_the_fields_of_its_status(model: Any, fields: str, having: str) -> None:
+    for status in get_args(STATUSES[model]):
+        made = testing.make(model, status=status)
+        assert made.status == status
+        for name in fields.split():
+            assert (getattr(made, name) is not None) == (status in having.split()), (name, status)
 
 
 def test_a_paused_account_has_a_paused_policy() -> None:
@@ -101,27 +100,31 @@ def test_values_are_converted_as_by_the_client() -> None:
     assert testing.make(Policy, max_daily_spend=None, categories=["data"]).categories == ("data",)
 
 
-def test_invalid_fields_are_refused() -> None:
-    with pytest.raises(TypeError, match="Transfer has no field 'amount'; it has transfer_id, status"):
-        testing.make(Transfer, amount=5)
-    with pytest.raises(TypeError, match="not float"):
-        testing.make(Transfer, amount_usdc=0.1)
-    with pytest.raises(ValueError, match="memo must be"):
-        testing.make(Transfer, memo=7)
-
-
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "error", "message"),
     [
-        (lambda: testing.error("nope"), "unknown error code 'nope'; available: "),
-        (lambda: testing.make(Transfer, status="setled"), "unknown status 'setled'; available: settled, "),
-        (lambda: testing.make(Session, status="paid"), "unknown status 'paid'; available: "),
-        (lambda: testing.make(Payment, status="open"), "unknown status 'open'; available: "),
-        (lambda: testing.make(Transaction, type="fee"), "unknown type 'fee'; available: "),
+        (lambda: testing.error("nope"), ValueError, "unknown error code 'nope'; available: "),
+        (
+            lambda: testing.make(Transfer, status="setled"),
+            ValueError,
+            "unknown status 'setled'; available: s",
+        ),
+        (lambda: testing.make(Session, status="paid"), ValueError, "unknown status 'paid'; available: "),
+        (lambda: testing.make(Payment, status="open"), ValueError, "unknown status 'open'; available: "),
+        (lambda: testing.make(Transaction, type="fee"), ValueError, "unknown type 'fee'; available: "),
+        (lambda: testing.delivery("transfer.x", SECRET), ValueError, "unknown event type 'transfer.x'"),
+        (lambda: testing.make(Transfer, memo=7), ValueError, "memo must be"),
+        (lambda: testing.make(Transfer, amount_usdc=0.1), TypeError, ".*not float"),
+        (lambda: testing.make(Transfer, amount=5), TypeError, "Transfer has no field 'amount'; it has trans"),
+        (
+            lambda: testing.event("transfer.settled", amount=5),
+            TypeError,
+            "TransferSettledData has no field 'a",
+        ),
     ],
 )
-def test_an_unknown_code_status_or_type_is_refused_with_the_available_ones(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}"):
+def test_what_the_service_never_returns_is_refused(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^{message}"):
         make()
 
 
@@ -149,8 +152,6 @@ def test_an_error_has_the_class_that_a_call_raises() -> None:
     assert type(testing.error("rate_limited", retry_after=30)) is errors.RateLimitError
     assert testing.error("rate_limited", retry_after=30).retry_after == 30
     assert testing.error("invalid_request").details
-    with pytest.raises(ValueError, match="no_such"):
-        testing.error("no_such")  # type: ignore[arg-type]
 
 
 def test_a_mock_of_the_client_returns_and_raises_them() -> None:
@@ -313,10 +314,6 @@ def test_an_event_of_an_unknown_type_can_be_delivered() -> None:
     assert WebhookRouter(secret=SECRET).accept(posted.body, posted.headers) == coupon
     with pytest.raises(TypeError, match="pass a type's name with amount_usdc"):
         testing.delivery(coupon, SECRET, amount_usdc=5)
-    with pytest.raises(ValueError, match=r"unknown event type 'transfer\.setled'"):
-        testing.delivery("transfer.setled", SECRET)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="TransferSettledData has no field 'amount'"):
-        testing.event("transfer.settled", amount=5)
 
 
 def test_deliveries_and_objects_match_those_of_the_service() -> None:
@@ -342,10 +339,3 @@ def test_the_module_is_imported_on_first_use() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", testing.make(Balance).account_id]
-
-
-def test_every_function_documents_its_return_type() -> None:
-    for name, value in vars(testing).items():
-        if inspect.isfunction(value) and value.__module__ == testing.__name__ and not name.startswith("_"):
-            assert inspect.getdoc(value), name
-            assert value.__annotations__["return"] is not None, name
