@@ -120,11 +120,7 @@ def test_the_marker_sets_funds_clock_policy_and_seed(pytester: pytest.Pytester) 
 REFUSED_MARKERS = (
     ('polcy={"paused": True}', "", "unknown argument 'polcy'; available: policy=, fund=, clock=, seed="),
     ('"100"', "agentpay_account", "unknown argument positional '100'; available: *"),
-    (
-        'clock="2026-01-01T00:00:00"',
-        "agentpay_server",
-        "*no UTC offset; write clock='2026-01-01T00:00:00Z'",
-    ),
+    ('clock="2026-01-01T00:00:00"', "agentpay_server", "*no UTC offset; write clock='2026-01-01T00:*"),
     ('clock="tomorrow"', "agentpay_server", "*not an ISO 8601 time; write *"),
     ('fund="10"', "agentpay_server", "*the fixture agentpay_account, which this test does not use*"),
     (

@@ -97,6 +97,8 @@ def test_values_are_converted_as_by_the_client() -> None:
     assert testing.make(
         Account, policy=testing.make(Policy, max_daily_spend="7.5")
     ).policy.max_daily_spend == Decimal("7.5")
+    event = testing.make(TransferSettled, amount_usdc=5, id="evt_1")
+    assert (event.id, event.data.amount_usdc) == ("evt_1", 5)
     assert testing.make(Policy, max_daily_spend=None, categories=["data"]).categories == ("data",)
 
 
@@ -104,11 +106,7 @@ def test_values_are_converted_as_by_the_client() -> None:
     ("make", "error", "message"),
     [
         (lambda: testing.error("nope"), ValueError, "unknown error code 'nope'; available: "),
-        (
-            lambda: testing.make(Transfer, status="setled"),
-            ValueError,
-            "unknown status 'setled'; available: s",
-        ),
+        (lambda: testing.make(Transfer, status="x"), ValueError, "unknown status 'x'; available: settled, "),
         (lambda: testing.make(Session, status="paid"), ValueError, "unknown status 'paid'; available: "),
         (lambda: testing.make(Payment, status="open"), ValueError, "unknown status 'open'; available: "),
         (lambda: testing.make(Transaction, type="fee"), ValueError, "unknown type 'fee'; available: "),
@@ -116,11 +114,7 @@ def test_values_are_converted_as_by_the_client() -> None:
         (lambda: testing.make(Transfer, memo=7), ValueError, "memo must be"),
         (lambda: testing.make(Transfer, amount_usdc=0.1), TypeError, ".*not float"),
         (lambda: testing.make(Transfer, amount=5), TypeError, "Transfer has no field 'amount'; it has trans"),
-        (
-            lambda: testing.event("transfer.settled", amount=5),
-            TypeError,
-            "TransferSettledData has no field 'a",
-        ),
+        (lambda: testing.event("transfer.settled", amount=5), TypeError, "TransferSettledData has no field"),
     ],
 )
 def test_what_the_service_never_returns_is_refused(make: Any, error: type[Exception], message: str) -> None:
@@ -161,12 +155,6 @@ def test_a_mock_of_the_client_returns_and_raises_them() -> None:
     with pytest.raises(errors.InsufficientBalanceError):
         client.transfers.create(from_="a", to="b", amount=1)
     assert isinstance(client.transfers.create(from_="a", to="b", amount=1), Transfer)
-
-
-def test_an_event_is_made_by_its_class_too() -> None:
-    event = testing.make(TransferSettled, amount_usdc=5, id="evt_1")
-
-    assert (event.id, event.data.amount_usdc) == ("evt_1", 5)
 
 
 # --- Mocks of the clients ---------------------------------------------------------------------------------
