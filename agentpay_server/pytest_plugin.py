@@ -1,19 +1,21 @@
 """Pytest fixtures: a payment service for each test, isolated, real and fast.
 
-    def test_my_agent_pays(agentpay_server, agentpay_account):
-        run_my_agent(agentpay_server.client(), agentpay_account.account_id)
+    def test_my_agent_pays(agentpay_server, agentpay_agent):
+        run_my_agent(agentpay_agent.client, agentpay_agent.account.account_id)
         assert agentpay_server.events.one(type="transfer.settled").data.amount_usdc == 5
 
 Every pytest run in an environment with this package loads this module, so it imports only pytest until a test
-uses a fixture. A failing test's report includes the timeline of its server.
+uses a fixture. A failing test's report includes the timeline of its server, which `--agentpay-timeline-dir`
+also writes to a file.
 """
 
 import inspect
+import re
 import sys
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
 
@@ -45,10 +47,37 @@ ServerFactory = Callable[..., "AgentPayServer"]
 """Starts a server with the arguments of `AgentPayServer`; closed with the test session at the latest."""
 
 _servers: Final = pytest.StashKey["list[AgentPayServer]"]()
+_timelines: Final = pytest.StashKey["list[str]"]()
+
+
+class Agent(NamedTuple):
+    """An agent with money.
+
+    Attributes:
+        account: its account.
+        client: a client with a key of that account only.
+        async_client: the same, async, for any event loop.
+    """
+
+    account: "Account"
+    client: "AgentPay"
+    async_client: "AsyncAgentPay"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("agentpay")
+    for name, metavar, meaning in (
+        ("seed", "N", "seed of agentpay_server, for tests without a seed in their marker"),
+        ("timeline-dir", "DIR", "directory for the timeline of each failed test; created if missing"),
+    ):
+        ini = f"agentpay_{name.replace('-', '_')}"
+        group.addoption(f"--agentpay-{name}", metavar=metavar, help=f"{meaning}; default: {ini}")
+        parser.addini(ini, f"default of --agentpay-{name}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARKER_HELP)
+    _seed(config)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -64,7 +93,10 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
-        report.sections += [(SECTION, _timeline(server)) for server in _servers_of(item)]
+        timelines = [_timeline(server) for server in _servers_of(item)]
+        report.sections += [(SECTION, timeline) for timeline in timelines]
+        if timelines and (problem := _save(item, report.when, timelines)):
+            report.sections.append((SECTION, problem))
     return report
 
 
@@ -102,12 +134,12 @@ def agentpay_server(
 ) -> "Iterator[AgentPayServer]":
     """The test's own in-process payment service, on a manual clock.
 
-    Its seed comes from the marker or the test's name, so identifiers and the operator key are the same in
-    every run and in any order. Without a seed in the marker, `listen` replaces the operator key with a random
-    one: read `operator_key` after `listen`.
+    Its seed comes from the marker, `--agentpay-seed`, or the test's name, so identifiers and the operator key
+    are the same in every run and in any order. If it comes from the name, `listen` replaces the operator key
+    with a random one: read `operator_key` after `listen`.
     """
     arguments = _arguments(request.node)
-    clock, seed = arguments.get("clock"), arguments.get("seed")
+    clock, seed = arguments.get("clock"), arguments.get("seed", _seed(request.config))
     server = agentpay_server_factory(
         clock="manual" if clock is None else _moment(clock),
         seed=zlib.crc32(request.node.nodeid.encode()) if seed is None else seed,
@@ -145,6 +177,20 @@ def agentpay_account(request: pytest.FixtureRequest, agentpay_server: "AgentPayS
     if policy:
         client.policies.update(account_id, **policy)
     return client.accounts.get(account_id)
+
+
+@pytest.fixture
+def agentpay_agent(agentpay_server: "AgentPayServer", agentpay_account: "Account") -> Agent:
+    """Your agent: `agentpay_account`, and clients with an agent key of it."""
+    key = agentpay_server.agent_keys.create(agentpay_account.account_id).key
+    client, async_client = agentpay_server.client(api_key=key), agentpay_server.async_client(api_key=key)
+    return Agent(agentpay_account, client, async_client)
+
+
+@pytest.fixture
+def agentpay_payee(agentpay_client: "AgentPay") -> "Account":
+    """Another account of the same operator, without money, for your agent to pay."""
+    return agentpay_client.accounts.create(name="Payee")
 
 
 @pytest.fixture
@@ -245,6 +291,38 @@ def _moment(clock: object) -> datetime:
         f"@pytest.mark.agentpay(clock={clock!r}): {problem}; write clock='2026-01-01T00:00:00Z'",
         pytrace=False,
     )
+
+
+def _seed(config: pytest.Config) -> int | None:
+    seed = config.getoption("agentpay_seed") or config.getini("agentpay_seed")
+    try:
+        return int(seed) if seed else None
+    except ValueError:
+        raise pytest.UsageError(f"agentpay_seed must be an integer, not {seed!r}") from None
+
+
+def _save(item: pytest.Item, phase: str | None, timelines: list[str]) -> str | None:
+    """Write the timelines of a failed test into its file, if there is a directory; return what went wrong."""
+    config = item.config
+    option, ini = config.getoption("agentpay_timeline_dir"), config.getini("agentpay_timeline_dir")
+    if not option and not ini:
+        return None
+    # A test may fail in several phases.
+    texts = item.stash.setdefault(_timelines, [])
+    texts += [f"{item.nodeid} ({phase})", *timelines]
+    try:
+        directory = config.invocation_params.dir / option if option else config.rootpath / ini
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / _file_name(item.nodeid)).write_text("\n".join([*texts, ""]), encoding="utf-8")
+    except (OSError, ValueError) as error:
+        return f"cannot write the timeline: {error}"
+    return None
+
+
+def _file_name(node_id: str) -> str:
+    """Return a name that is valid on every file system, and different for each test."""
+    readable = re.sub(r"[^A-Za-z0-9_.]+", "-", node_id)[-100:].strip("-.")
+    return f"{readable}-{zlib.crc32(node_id.encode()):08x}.txt"
 
 
 def _servers_of(item: pytest.Item) -> "list[AgentPayServer]":

@@ -132,16 +132,22 @@ class HttpEffect(StrEnum):
     """The effect of a request fault."""
 
     DELAY = "delay"
-    """The request is delayed by `delay_ms` of real time, then processed normally."""
+    """The request is processed, after a delay of `delay_ms` of real time."""
 
     INTERNAL_ERROR = "internal_error"
-    """The response is 500, and the request is not processed."""
+    """The request is not processed, and the response is 500."""
 
     RESET = "reset"
-    """The connection is dropped before the request is processed."""
+    """The request is not processed, and the connection is dropped."""
 
     REPLY_LOST = "reply_lost"
     """The request is processed, and the connection is dropped instead of responding."""
+
+    UNAVAILABLE = "unavailable"
+    """The request is not processed, and the response is 503, which does not say so."""
+
+    RATE_LIMITED = "rate_limited"
+    """The request is not processed, and the response is 429, with `Retry-After: 1`."""
 
 
 @frozen(kw_only=True)
@@ -150,7 +156,9 @@ class SetFault(Request):
 
     Attributes:
         times: how often it happens, 1 to 1,000; None until it is disarmed.
-        effect: what goes wrong; only for request faults.
+        effect: what goes wrong; only for request faults. The request is processed with `delay` and
+            `reply_lost`, and not processed with `internal_error` (500), `unavailable` (503), `rate_limited`
+            (429) and `reset`.
         delay_ms: how long a `delay` delays each request, and `facilitator:slow` each response, 1 to 60,000.
     """
 
@@ -169,7 +177,7 @@ class Fault(Model):
 
     Attributes:
         name: its name: `chain_down`, `chain_reply_lost`, `chain_never_lands`, `chain_slow`,
-            `http:<method> <path>`, `facilitator:<fault>`, or `crash_at:<point>`.
+            `http:<method> <path>`, `http:*`, `facilitator:<fault>`, or `crash_at:<point>`.
         times: how often it will still happen; None until it is disarmed.
         effect: what goes wrong with a request; None for other faults.
         delay_ms: how long a request or a response is delayed; None if it is not.

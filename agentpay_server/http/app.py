@@ -56,7 +56,7 @@ from agentpay_server.http.responses import (
     wanted_export,
 )
 from agentpay_server.operators import feature as operators
-from agentpay_server.platform.errors import Problem, service_unavailable
+from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, service_unavailable
 from agentpay_server.platform.logs import REQUEST_ID, Metrics, log
 from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.randomness import Identifiers, SystemRandomness
@@ -271,6 +271,14 @@ class Application:
         restores = self._server.snapshots.restores
         if fault.effect is HttpEffect.RESET:
             raise DroppedError
+        if fault.effect is HttpEffect.UNAVAILABLE:
+            raise service_unavailable()
+        if fault.effect is HttpEffect.RATE_LIMITED:
+            raise Problem(
+                ErrorCode.RATE_LIMITED,
+                "A sandbox fault refuses requests, and nothing was done.",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
         if fault.effect is HttpEffect.INTERNAL_ERROR:
             await respond(trace.send, 500, internal_error(trace.request_id))
         elif fault.effect is HttpEffect.REPLY_LOST:

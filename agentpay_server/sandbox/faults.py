@@ -235,6 +235,10 @@ class FacilitatorFault(StrEnum):
     """It responds `settlement_pending`, and never broadcasts the payment."""
 
 
+EVERY: Final = "*"
+"""In place of an operation: each that can fail and has no fault of its own."""
+
+
 class RequestFaults:
     """At most one per operation, or per fault of the facilitator."""
 
@@ -256,12 +260,13 @@ class RequestFaults:
 
     def take(self, operation: str) -> SetFault | None:
         """Return the fault for a request, and count it."""
-        fault = self._armed.get(operation)
+        name = EVERY if operation in OPERATIONS and operation not in self._armed else operation
+        fault = self._armed.get(name)
         if fault is not None and fault.times is not None:
             if fault.times > 1:
-                self._armed[operation] = evolve(fault, times=fault.times - 1)
+                self._armed[name] = evolve(fault, times=fault.times - 1)
             else:
-                del self._armed[operation]
+                del self._armed[name]
         return fault
 
     def capture(self) -> Restore:
@@ -290,11 +295,12 @@ class Faults:
         if name in list(ChainFault):
             return
         if name.startswith(HTTP):
-            if name.removeprefix(HTTP) not in OPERATIONS:
+            if name.removeprefix(HTTP) not in OPERATIONS | {EVERY}:
                 raise _bad_name(
                     f"{quote(name)!r} is not an operation that can fail; write method and path as in the "
                     "OpenAPI documents, such as 'http:POST /v1/transfers' or 'http:GET "
-                    "/v1/accounts/{account_id}'. Sandbox operations cannot fail"
+                    "/v1/accounts/{account_id}', or 'http:*' for all operations. Those of the sandbox cannot "
+                    "fail"
                 )
             return
         if name.startswith(FACILITATOR):
@@ -306,7 +312,7 @@ class Faults:
                 )
             return
         if not name.startswith(CRASH_AT):
-            known = f"{_NAMES}, {HTTP}<method> <path>, {FACILITATOR}<fault> and {CRASH_AT}<point>"
+            known = f"{_NAMES}, {HTTP}<method> <path> or *, {FACILITATOR}<fault> and {CRASH_AT}<point>"
             raise _bad_name(f"is unknown: {quote(name)!r}; available: {known}")
         point = name.removeprefix(CRASH_AT)
         if point not in points.POINTS:

@@ -167,6 +167,7 @@ _PROGRAMS_OF_OTHERS = {
     "seller.md": {"py"},
     "local-validator.md": {"js"},
     "scenes.md": {"toml"},
+    "test-your-agent.md": {"py", "toml"},
 }
 
 
@@ -284,6 +285,7 @@ def test_named_options_variables_files_and_sessions_exist(path: Path) -> None:
     known = set().union(*(options(each) for main in PROGRAMS.values() for each in commands(main).values()))
     known |= {option for action in tools_parser()._actions for option in action.option_strings}
     others = {"--check", "--chain", "--strict", "--store", "--write"}  # of scripts and of pytest
+    others |= {"--agentpay-seed", "--agentpay-timeline-dir", "--allow-unix-socket"}
     assert set(re.findall(r"`(--[a-z-]+)", words)) <= known | others
     named = re.findall(r"(?:tests|examples|benchmarks|scripts)/[\w/.]*\w", words)
     assert [name for name in named if not (ROOT / name).exists()] == []

@@ -41,7 +41,7 @@ class AsyncSandboxClock(AsyncResource):
 
     async def advance(
         self,
-        seconds: float = 0,
+        seconds: float | timedelta = 0,
         *,
         minutes: float = 0,
         hours: float = 0,
@@ -51,7 +51,7 @@ class AsyncSandboxClock(AsyncResource):
         """Advance a manual clock, and return once everything that falls due has run, in order.
 
         Args:
-            seconds: added to the duration; a total of 0 runs what is due now.
+            seconds: added to the duration, as a number or a `timedelta`; a total of 0 runs what is due now.
             minutes: added to the duration.
             hours: added to the duration.
             days: added to the duration.
@@ -68,7 +68,8 @@ class AsyncSandboxClock(AsyncResource):
         """
         arguments = locals()
         try:
-            duration = timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days)
+            given = seconds if isinstance(seconds, timedelta) else timedelta(seconds=seconds)
+            duration = given + timedelta(minutes=minutes, hours=hours, days=days)
         except OverflowError:
             raise InvalidArgumentError("the duration must be from 0 seconds to ten years") from None
         exact = Decimal(duration // timedelta(microseconds=1)).scaleb(-6, EXACT)
@@ -94,7 +95,7 @@ class AsyncSandboxClock(AsyncResource):
         now = await self.now(**options)
         if target < now:
             raise InvalidArgumentError(f"the clock is at {now.isoformat()} and cannot go back to {moment}")
-        return await self.advance((target - now) / timedelta(seconds=1), **options)
+        return await self.advance(target - now, **options)
 
 
 class AsyncSandbox(AsyncResource):
@@ -166,14 +167,16 @@ class AsyncSandbox(AsyncResource):
 
         Args:
             name: `chain_down`, `chain_reply_lost`, `chain_never_lands`, `chain_slow`; requests of one
-                operation, such as `http:POST /v1/transfers` or `http:GET /v1/accounts/{account_id}`;
+                operation, such as `http:POST /v1/transfers` or `http:GET /v1/accounts/{account_id}`, or of
+                the whole service, `http:*`, of which only sandbox operations and operations with a fault of
+                their own are exempt;
                 `facilitator:` with `slow`, `pending`, `false_success`, `false_failure`, `settles_twice` or
                 `forgets`, for settlements of the local facilitator; or, on a server with a separate
                 process, `crash_at:<point>`.
             times: how often, 1 to 1,000; None until it is disarmed.
-            effect: the effect on a request: `delay`, `internal_error`, `reset` (dropped before it is
-                processed), `reply_lost` (processed, then dropped without a response). Only for request
-                faults.
+            effect: the effect on a request. It is processed with `delay` and with `reply_lost` (then dropped
+                without a response). It is not processed with `internal_error` (500), `unavailable` (503),
+                `rate_limited` (429 with `Retry-After`) and `reset` (dropped). Only for request faults.
             delay_ms: how long `delay` delays each request, and `facilitator:slow` each response, 1 to 60,000
                 milliseconds of real time.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.

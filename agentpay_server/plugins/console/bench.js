@@ -8,7 +8,7 @@ const CHAIN = {
 	chain_down: "no response", chain_reply_lost: "sent and executed",
 	chain_never_lands: "sent, never executed", chain_slow: "unknown at first",
 };
-const EFFECTS = { delay: "held for 3 s", internal_error: "500", reset: "connection dropped", reply_lost: "processed, reply lost" };
+const EFFECTS = { delay: "held for 3 s", internal_error: "500", unavailable: "503", rate_limited: "429", reset: "connection dropped", reply_lost: "processed, reply lost" };
 const STEPS = { "Run what is due": 0, "+30 s": 30, "+5 min": 300, "+1 h": 3600, "+24 h": 86400 };
 
 const advance = (seconds) => act(() => post("/sandbox/clock/advance", { seconds }), "The clock has moved.");

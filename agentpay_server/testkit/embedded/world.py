@@ -5,7 +5,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Coroutine, Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
@@ -75,7 +75,7 @@ class _Clock(SandboxClock):
 
     def advance(
         self,
-        seconds: float = 0,
+        seconds: float | timedelta = 0,
         *,
         minutes: float = 0,
         hours: float = 0,
