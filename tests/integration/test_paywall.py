@@ -45,12 +45,8 @@ class Shop:
     client: AgentPay
     account: Account
 
-    def header(
-        self, path: str = "/forecast", protocol: Protocol | None = None, **options: Any
-    ) -> dict[str, str]:
+    def header(self, path: str = "/forecast", **options: Any) -> dict[str, str]:
         """Ask for a resource, and return the header that pays it."""
-        if protocol is not None:
-            options["pick"] = lambda offers: next(o for o in offers if o.terms.protocol is protocol)
         return self.payer.header(self.http.get(path), **options)
 
     def present(self, header: dict[str, str], path: str = "/forecast") -> httpx.Response | None:
@@ -59,11 +55,6 @@ class Shop:
             return self.http.get(path, headers=header)
         except httpx.RemoteProtocolError:
             return None
-
-    def buy(self, path: str = "/forecast", **options: Any) -> httpx.Response:
-        response = self.present(self.header(path, **options), path)
-        assert response is not None
-        return response
 
     @property
     def reason(self) -> str | None:
