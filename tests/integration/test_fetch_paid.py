@@ -172,7 +172,10 @@ def test_a_post_is_paid_with_its_body_and_headers(world: World) -> None:
 @sync_and_async
 @pytest.mark.parametrize(
     ("limit", "max_usdc", "says"),
-    [({"paused": False}, "0.249999", "max_amount"), ({"max_single_transfer": "0.2"}, "1", "max_single_transfer")],
+    [
+        ({"paused": False}, "0.249999", "max_amount"),
+        ({"max_single_transfer": "0.2"}, "1", "max_single_transfer"),
+    ],
     ids=["max_usdc", "policy"],
 )
 def test_a_price_above_a_limit_is_not_paid(
