@@ -197,13 +197,6 @@ def test_a_key_is_not_used_for_another_price(opened, seller, step, authorize) ->
     refused(authorize(seller.ask(), "call-1", cap=None), 409, "idempotency_conflict")
 
 
-def test_a_key_of_a_payment_opens_no_session(seller, authorize, step) -> None:
-    response = authorize(seller.ask(), "call-1")
-    assert response.status_code == 201
-    assert "step" not in response.json()
-    refused(authorize(seller.ask_session(), "call-1"), 409, "idempotency_conflict")
-
-
 def test_one_voucher_is_in_flight_until_its_report_or_for_30_seconds(
     opened, seller, authorize, step, report, monkeypatch
 ) -> None:

@@ -53,7 +53,7 @@ class Service:
     def __init__(self) -> None:
         self.orders: list[dict[str, Any]] = []
         self.reports: list[dict[str, Any]] = []
-        self.steps: list[httpx.Response | Exception | Callable[[], httpx.Response]] = []
+        self.steps: list[httpx.Response | Exception | Callable[[], httpx.Response] | None] = []
         self.header = "PAYMENT-SIGNATURE"
         self.status = "submitted"
         self.failed: set[str] = set()

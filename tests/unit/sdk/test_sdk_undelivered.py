@@ -204,12 +204,6 @@ def test_each_client_and_account_has_purchases_of_its_own(sync_world: World) -> 
     assert len(set(keys(sync_world))) == 3
 
 
-def test_a_loop_that_buys_the_same_thing_each_second_pays_each_time(world: World) -> None:
-    world.seller.serves(*[world.seller.asks, world.seller.sells] * 5)
-    assert results(world, *[{}] * 5) == [200] * 5
-    assert len(set(keys(world))) == 5
-
-
 class Crowd(Seller):
     """Responds to paid requests only once all of them are in flight."""
 
