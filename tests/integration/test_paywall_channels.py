@@ -250,17 +250,6 @@ def test_one_path_offers_payments_sessions_and_upto(shop: Shop) -> None:
 # --- The watch --------------------------------------------------------------------------------------------
 
 
-def test_a_forced_close_is_settled_within_the_grace_period(shop: Shop) -> None:
-    session = shop.opened()
-    session.pay(1_000)
-    session.pay(2_000)
-    shop.payer.force_close(session.opening)
-    assert session.status == "CLOSING"
-    shop.server.sandbox.clock.advance(890)
-    assert (session.status, shop.spent) == ("DISTRIBUTED", "0.002")
-    assert shop.settled == ("settled", "0.002000")
-
-
 def test_an_idle_channel_is_settled(shop: Shop) -> None:
     session = shop.session(idle_seconds=30)
     session.open()
@@ -291,71 +280,71 @@ def test_channels_are_part_of_snapshots(shop: Shop) -> None:
     assert shop.spent == "0.002"
 
 
-# --- Hostile modes ----------------------------------------------------------------------------------------
+# --- Modes ------------------------------------------------------------------------------------------------
+
+MODES: dict[SessionMode, list[tuple[str, int, int | str | None]]] = {
+    SessionMode.HONEST: [("pay", 1_000, 200)],
+    SessionMode.STEAL_VOUCHER: [("pay", 1_000, 503)],
+    SessionMode.LOSE_REPLY: [("pay", 1_000, None), ("pay", 1_000, 200)],
+    SessionMode.REFUSE_ACCEPTED: [("pay", 1_000, None), ("pay", 1_000, "cumulative-not-monotonic")],
+    SessionMode.OUT_OF_ORDER: [("pay", 1_000, "cumulative-not-monotonic"), ("pay", 1_000, 200)],
+    SessionMode.RAISE_PRICE: [
+        ("pay", 1_000, 200),
+        ("pay", 2_000, "insufficient-authorized-voucher"),
+        ("pay anew", 6_000, 200),
+    ],
+    SessionMode.NEVER_CLOSE: [("pay", 1_000, 200), ("close", 1_000, 503)],
+    SessionMode.SEAL_EARLY: [("pay", 1_000, 200), ("pay", 2_000, "channel-sealed")],
+    SessionMode.FORGET: [
+        ("pay", 1_000, 200),
+        ("pay", 2_000, "channel-not-found"),
+        ("open", 0, 200),
+        ("pay", 2_000, 200),
+    ],
+}
+"""What a payer does, with which total, and what each mode responds: a status, the error of a 402, nothing."""
 
 
-def test_a_stolen_voucher_is_settled_and_serves_nothing(shop: Shop) -> None:
-    session = shop.opened(SessionMode.STEAL_VOUCHER)
-    assert session.pay(1_000).status_code == 503
-    shop.payer.force_close(session.opening)
-    shop.server.sandbox.clock.advance(890)
-    assert shop.spent == "0.001"
+def outcome(session: Session, action: str, total: int) -> int | str | None:
+    try:
+        match action:
+            case "open":
+                response = session.open()
+            case "close":
+                response = session.close(total)
+            case "pay anew":
+                response = session.pay(total, challenge=challenge_in(session.http.get("/tick")))
+            case _:
+                response = session.pay(total)
+    except httpx.RemoteProtocolError:
+        return None
+    return refusal(response) if response.status_code == 402 else response.status_code
+
+
+@pytest.mark.parametrize("is_told_to_settle", [False, True])
+@pytest.mark.parametrize("mode", list(SessionMode))
+def test_a_seller_responds_as_its_mode_says_and_takes_its_highest_voucher(
+    shop: Shop, mode: SessionMode, is_told_to_settle: bool
+) -> None:
+    session = shop.opened(mode)
+    for action, total, expected in MODES[mode]:
+        assert outcome(session, action, total) == expected
     channel = shop.paywall.channels.one()
-    assert (channel.served, str(channel.settled_usdc)) == (0, "0.001000")
-
-
-def test_a_lost_reply_is_served_again_and_an_accepted_voucher_refused(shop: Shop) -> None:
-    for mode in (SessionMode.LOSE_REPLY, SessionMode.REFUSE_ACCEPTED):
-        session = shop.opened(mode)
-        with pytest.raises(httpx.RemoteProtocolError):
-            session.pay(1_000)
-        again = session.pay(1_000)
-        if mode is SessionMode.LOSE_REPLY:
-            assert again.status_code == 200
-        else:
-            assert refusal(again) == "cumulative-not-monotonic"
-
-
-def test_the_price_rises_once_a_channel_has_paid(shop: Shop) -> None:
-    session = shop.opened(SessionMode.RAISE_PRICE)
-    assert session.pay(1_000).status_code == 200
-    assert refusal(session.pay(2_000)) == "insufficient-authorized-voucher"
-    raised = challenge_in(shop.http.get("/tick"))
-    assert decoded(raised["request"])["amount"] == "5000"
-    assert session.pay(6_000, challenge=raised).status_code == 200
-
-
-def test_a_voucher_is_refused_as_out_of_order_once(shop: Shop) -> None:
-    session = shop.opened(SessionMode.OUT_OF_ORDER)
-    refused = session.pay(1_000)
-    assert refusal(refused) == "cumulative-not-monotonic"
-    assert "2000" in refused.json()["message"]
-    assert session.pay(1_000).status_code == 200
-
-
-def test_a_seller_that_never_closes_gets_nothing(shop: Shop) -> None:
-    session = shop.opened(SessionMode.NEVER_CLOSE)
-    assert session.pay(1_000).status_code == 200
-    assert session.close(1_000).status_code == 503
-    shop.payer.force_close(session.opening)
-    shop.server.sandbox.clock.advance(2_000)
-    assert session.status == "CLOSING"
-
-
-def test_a_seller_seals_early(shop: Shop) -> None:
-    session = shop.opened(SessionMode.SEAL_EARLY)
-    assert session.pay(1_000).status_code == 200
-    assert refusal(session.pay(2_000)) == "channel-sealed"
-    assert (session.status, shop.spent) == ("DISTRIBUTED", "0.001")
-    assert shop.paywall.channels.one().status == "sealed"
-
-
-def test_a_seller_forgets_until_the_opening_is_presented_again(shop: Shop) -> None:
-    session = shop.opened(SessionMode.FORGET)
-    assert session.pay(1_000).status_code == 200
-    assert refusal(session.pay(2_000)) == "channel-not-found"
-    assert session.open().status_code == 200
-    assert session.pay(2_000).status_code == 200
+    assert channel.status == ("sealed" if mode is SessionMode.SEAL_EARLY else "open")
+    assert (channel.served == 0) == (mode is SessionMode.STEAL_VOUCHER)
+    highest = str(channel.accepted_usdc.normalize())
+    assert highest == {SessionMode.RAISE_PRICE: "0.006", SessionMode.FORGET: "0.002"}.get(mode, "0.001")
+    if is_told_to_settle:
+        for _ in range(2):
+            shop.paywall.settle()
+            assert (session.status, shop.spent) == ("DISTRIBUTED", highest)
+        assert str(shop.paywall.channels.one().settled_usdc.normalize()) == highest
+        return
+    if session.status == "OPEN":
+        shop.payer.force_close(session.opening)
+    shop.server.sandbox.clock.advance(890)
+    is_left = mode is SessionMode.NEVER_CLOSE
+    assert (session.status, shop.spent) == (("CLOSING", "0.01") if is_left else ("DISTRIBUTED", highest))
 
 
 # --- Up to a maximum --------------------------------------------------------------------------------------
@@ -470,20 +459,6 @@ def test_hostile_sellers_take_at_most_the_maximum_and_if_told_to_settle_what_the
     else:
         shop.server.sandbox.clock.advance(2_000)
         assert shop.spent == taken
-
-
-@pytest.mark.parametrize("mode", [mode for mode in SessionMode if mode is not SessionMode.OUT_OF_ORDER])
-def test_a_seller_that_is_told_to_settle_takes_its_highest_voucher_in_every_mode(
-    shop: Shop, mode: SessionMode
-) -> None:
-    session = shop.opened(mode)
-    unanswered = (SessionMode.LOSE_REPLY, SessionMode.REFUSE_ACCEPTED)
-    with pytest.raises(httpx.RemoteProtocolError) if mode in unanswered else contextlib.nullcontext():
-        session.pay(1_000)
-    for _ in range(2):
-        shop.paywall.settle()
-        assert (session.status, shop.spent) == ("DISTRIBUTED", "0.001")
-    assert str(shop.paywall.channels.one().settled_usdc) == "0.001000"
 
 
 # --- Arguments --------------------------------------------------------------------------------------------

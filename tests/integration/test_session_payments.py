@@ -143,6 +143,9 @@ def test_a_session_is_opened_charged_and_closed(http, client, server, seller, ac
     totals = [paid(f"call-{number}")["running_total_usdc"] for number in (1, 2, 3)]
     assert totals == ["0.001000", "0.002000", "0.003000"]
 
+    charge = {"amount": "0.1", "idempotency_key": "charge"}
+    charged = http.post(f"/ext/v1/sessions/{opening['session_id']}/charges", json=charge)
+    refused(charged, 409, "session_closed")
     session = session_of(http, opening["session_id"])
     assert session["status"] == "open"
     assert (session["protocol"], session["origin"]) == ("mpp", ORIGIN)
@@ -523,21 +526,15 @@ def test_a_session_whose_first_voucher_a_rule_forbids_is_not_opened_and_gives_wa
         assert (both["status"], both["amount_usdc"]) == ("submitted", "0.000900")
 
 
-def test_a_voucher_that_a_rule_forbids_gives_way_to_a_single_payment(
-    opened, seller, authorize, client, account
-) -> None:
-    opened()
-    client.policies.update(account.account_id, max_single_transfer="0.0009")
-    both = {"headers": [*seller.ask_session(1_000)["headers"], *seller.ask("mpp", 900)["headers"]]}
-    assert authorize(both, "call-2").json()["amount_usdc"] == "0.000900"
-
-
 def test_the_policy_judges_each_voucher(opened, seller, authorize, client, account, paid, http) -> None:
     opened()
     client.policies.update(account.account_id, max_single_transfer="0.002")
     assert paid("call-1", 2_000)["amount_usdc"] == "0.002000"
     body = refused(authorize(seller.ask_session(2_001), "call-2"), 402, "policy_violation")
     assert "max_single_transfer" in body["message"]
+    # It gives way to a single payment.
+    both = {"headers": [*seller.ask_session(2_001)["headers"], *seller.ask("mpp", 900)["headers"]]}
+    assert authorize(both, "single").json()["amount_usdc"] == "0.000900"
     client.policies.update(account.account_id, max_single_transfer=None)
     refused(authorize(seller.ask_session(), "call-2", max_amount="0.0005"), 422, "nothing_payable")
     client.policies.update(account.account_id, categories=["data"])
@@ -682,9 +679,3 @@ def test_a_session_that_its_seller_sealed_without_paying_out_is_paid_out(
     session = session_of(http, session_id)
     assert (session["status"], session["settled_usdc"]) == ("settled", "0.001000")
     assert seller.received == 1_000
-
-
-def test_a_session_accepts_no_charges(opened, http) -> None:
-    session_id = opened()
-    body = {"amount": "0.1", "idempotency_key": "charge"}
-    refused(http.post(f"/ext/v1/sessions/{session_id}/charges", json=body), 409, "session_closed")

@@ -747,24 +747,20 @@ def unsignable(request, server, seller) -> dict[str, Any]:
     return dict(seller.ask("mpp", methodDetails={**details, "splits": [split] * 2}))
 
 
-def test_a_payment_that_cannot_be_signed_waits_for_no_approval(
-    http, seller, authorize, account, unsignable
+def test_a_payment_that_cannot_be_signed_waits_for_no_approval_and_gives_way(
+    http, seller, authorize, paid, account, unsignable
 ) -> None:
     policy(http, account, escalation_threshold=0.001)
-
     assert "cannot be paid: the " in refused(authorize(unsignable), "nothing_payable")["message"]
-
     assert nothing_is_stored(http)
     # The key is free.
     assert authorize(seller.ask("mpp")).status_code == 202
+    policy(http, account)
 
-
-def test_the_first_offer_that_can_be_signed_is_paid(http, seller, authorize, paid, unsignable) -> None:
     def both() -> dict[str, Any]:
         return {"headers": [*unsignable["headers"], *seller.ask("mpp")["headers"]]}
 
-    payment, again = paid(both()), paid(both())
-
+    payment, again = paid(both(), "both"), paid(both(), "both")
     assert (again["transfer_id"], again["is_replay"]) == (payment["transfer_id"], True)
     assert seller.transaction_in(again["header"]) == seller.transaction_in(payment["header"])
     assert seller.settle(payment["header"]) == LANDED

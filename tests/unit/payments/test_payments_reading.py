@@ -158,6 +158,7 @@ def test_the_cheapest_offer_is_chosen_and_at_one_price_x402_before_mpp() -> None
         ([], b'{"x402Version": 3, "accepts": []}'),
         ([], b'{"x402Version": true, "accepts": []}'),
         ([v2(v2_entry(scheme="upto"), v2_entry(network="eip155:8453"), v2_entry(network=7))], b""),
+        ([v2(v2_entry(network="solana:4fiLVse8JMr867txb71idMPwpt8KXo2z"))], b""),
         ([mpp(method="tempo", request="%%%")], b""),
         ([mpp(intent="session")], b""),
     ],
@@ -430,14 +431,11 @@ def nested(levels: int) -> Any:
     return value
 
 
-def test_a_challenge_has_urls_and_descriptions_of_8_kib() -> None:
+def test_a_challenge_has_texts_of_8_kib_and_nests_up_to_64_deep() -> None:
     url, text = "https://api.example.com/" + "q" * 8_168, "d" * 8_192
     assert one(v2(resource={"url": url, "description": text})).resource_url == url
     assert one(body=v1_body(resource=url, description=text)).resource_url == url
     assert one(mpp(description=text)).echo["description"] == text
-
-
-def test_a_challenge_nests_up_to_64_deep() -> None:
     # The entry is within an array within the challenge.
     assert one(v2(v2_entry(outputSchema=nested(61)))).terms == PLAIN
     assert one(body=v1_body(outputSchema=nested(61))).terms.legs == PLAIN.legs
@@ -447,33 +445,25 @@ def test_a_challenge_nests_up_to_64_deep() -> None:
             read(header)
 
 
-@pytest.mark.parametrize(
-    "extensions",
-    [
-        '{"bazaar": ' + '{"a":' * 3_000 + "1" + "}" * 3_000 + "}",
-        '{ "a" : 1.50 , "a" : 1e400, "b": NaN, "\\ud800": "}\\"]{" }',
-        "{" + f'"n": {"9" * 6_000}' + "}",
-        "{}",
-    ],
-    ids=["deep", "not our JSON", "a long number", "empty"],
-)
-def test_extensions_are_repeated_as_they_were_written(extensions: str) -> None:
+DEEP = "[" * 2_000 + "]" * 2_000
+IDENTIFIER = '"payment-identifier": {"info": {"required": true}}'
+EXTENSIONS = {
+    "deep": '{"bazaar": ' + '{"a":' * 3_000 + "1" + "}" * 3_000 + "}",
+    "not our JSON": '{ "a" : 1.50 , "a" : 1e400, "b": NaN, "\\ud800": "}\\"]{" }',
+    "a long number": "{" + f'"n": {"9" * 6_000}' + "}",
+    "empty": "{}",
+    "identifier": f'{{"deep": {DEEP}, {IDENTIFIER}, "x": 1.0}}',
+}
+
+
+@pytest.mark.parametrize("extensions", EXTENSIONS.values(), ids=EXTENSIONS)
+def test_extensions_are_repeated_as_they_were_written_beside_the_payment_identifier(extensions: str) -> None:
     text = json.dumps(v2_challenge())[:-1] + ', "extensions": ' + extensions + ', "last": 1}'
     offer = one(("payment-required", base64.b64encode(text.encode()).decode()))
     _, value = wrap(offer, b"transaction", payment_id="txn_1")
-    assert base64.b64decode(value).decode().endswith(f',"extensions":{extensions}}}')
-
-
-def test_the_payment_identifier_is_added_beside_unread_extensions() -> None:
-    deep = "[" * 2_000 + "]" * 2_000
-    extensions = f'{{"deep": {deep}, "payment-identifier": {{"info": {{"required": true}}}}, "x": 1.0}}'
-    text = json.dumps(v2_challenge())[:-1] + f', "extensions": {extensions}}}'
-    _, value = wrap(
-        one(("payment-required", base64.b64encode(text.encode()).decode())), b"t", payment_id="txn_1"
-    )
+    named = '"payment-identifier": {"info":{"required":true,"id":"txn_1"}}'
     assert (
-        f'{{"deep": {deep}, "payment-identifier": {{"info":{{"required":true,"id":"txn_1"}}}}, "x": 1.0}}'
-        in (base64.b64decode(value).decode())
+        base64.b64decode(value).decode().endswith(f',"extensions":{extensions.replace(IDENTIFIER, named)}}}')
     )
 
 
@@ -516,7 +506,18 @@ def test_an_x402_version_2_payment_echoes_the_accepted_entry() -> None:
     }
 
 
-def test_an_x402_version_1_payment_names_scheme_and_network() -> None:
+@pytest.mark.parametrize("named", [None, "authorization", "Payment-Authorization"])
+def test_an_mpp_payment_echoes_the_challenge_in_the_named_header(named: str | None) -> None:
+    offer = one(mpp(opaque=b64url({"x": 1}), **({} if named is None else {"header": named})))
+    name, value = wrap(offer, b"transaction", payment_id="txn_1")
+    assert name == ("Payment-Authorization" if named == "Payment-Authorization" else "Authorization")
+    scheme, _, encoded = value.partition(" ")
+    assert scheme == "Payment"
+    assert json.loads(base64.urlsafe_b64decode(encoded + "==")) == {
+        "challenge": offer.echo,
+        "payload": {"type": "transaction", "transaction": base64.b64encode(b"transaction").decode()},
+    }
+    # Of x402 version 1, only scheme and network are repeated.
     name, value = wrap(one(body=v1_body()), b"transaction", payment_id="txn_1")
     assert name == "X-PAYMENT"
     assert json.loads(base64.b64decode(value)) == {
@@ -525,33 +526,6 @@ def test_an_x402_version_1_payment_names_scheme_and_network() -> None:
         "network": "solana-devnet",
         "payload": {"transaction": base64.b64encode(b"transaction").decode()},
     }
-
-
-@pytest.mark.parametrize(
-    ("named", "answered"),
-    [
-        ({}, "Authorization"),
-        ({"header": "authorization"}, "Authorization"),
-        ({"header": "Payment-Authorization"}, "Payment-Authorization"),
-    ],
-)
-def test_an_mpp_payment_echoes_the_challenge_in_the_named_header(
-    named: dict[str, str], answered: str
-) -> None:
-    offer = one(mpp(opaque=b64url({"x": 1}), **named))
-    name, value = wrap(offer, b"transaction", payment_id="txn_1")
-    assert name == answered
-    scheme, _, encoded = value.partition(" ")
-    assert scheme == "Payment"
-    assert json.loads(base64.urlsafe_b64decode(encoded + "==")) == {
-        "challenge": offer.echo,
-        "payload": {"type": "transaction", "transaction": base64.b64encode(b"transaction").decode()},
-    }
-
-
-def test_devnet_is_recognized_by_its_caip_2_identifier() -> None:
-    assert one(v2(v2_entry(network=DEVNET))).terms.network is Network.DEVNET
-    assert read(v2(v2_entry(network="solana:4fiLVse8JMr867txb71idMPwpt8KXo2z"))) == []
 
 
 def test_a_base64_header_is_parsed_with_and_without_padding() -> None:

@@ -71,11 +71,15 @@ def test_a_402_is_paid_and_the_receipt_is_on_the_response(world: World) -> None:
     assert "'x-trip': 'oslo'" in shown
 
 
-def test_a_response_without_a_402_is_returned_unpaid(world: World) -> None:
-    world.seller.serves(world.seller.sells)
+def test_what_comes_instead_of_a_402_is_returned_or_raised_unpaid(world: World) -> None:
+    world.seller.serves(world.seller.sells, world.seller.drops)
     response = world.get()
-    assert (response.content, world.service.orders) == (b"sunny", [])
+    assert response.content == b"sunny"
     assert "payment" not in response.extensions
+    with pytest.raises(world.package.ReadTimeout) as caught:
+        world.get()
+    assert "payment" not in caught.value.request.extensions
+    assert world.service.orders == []
 
 
 Fields = list[tuple[str, str]]
@@ -206,14 +210,6 @@ def test_a_lost_reply_raises_the_library_error_with_the_payment_record(world: Wo
     assert len({order["idempotency_key"] for order in world.service.orders}) == 1
     presented = [each["headers"].get("payment-signature") for each in world.seller.seen]
     assert presented == [None, "cheque-1", None, "cheque-1"]
-
-
-def test_a_reply_lost_before_payment_has_no_payment_record(world: World) -> None:
-    world.seller.serves(world.seller.drops)
-    with pytest.raises(world.package.ReadTimeout) as caught:
-        world.get()
-    assert "payment" not in caught.value.request.extensions
-    assert world.service.orders == []
 
 
 # --- When it ends

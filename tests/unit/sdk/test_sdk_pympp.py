@@ -1,6 +1,5 @@
 """Clients of pympp pay with our keys and our policy."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -139,40 +138,6 @@ async def test_an_equal_request_presents_what_ended_undelivered(
         del replies[0]
         assert (await http.get(FORECAST)).status_code == 200
     assert len({order["idempotency_key"] for order in service.orders}) == payments
-
-
-async def test_requests_in_flight_are_not_joined(service: Service, runtime: AgentPayRuntime) -> None:
-    challenge, together = Seller().offer.to_www_authenticate("r"), asyncio.Barrier(3)
-
-    async def sell(request: httpx.Request) -> httpx.Response:
-        if "authorization" not in request.headers:
-            return httpx.Response(402, headers={"WWW-Authenticate": challenge})
-        await together.wait()
-        return httpx.Response(500)
-
-    transport = PaymentTransport(runtime=runtime, inner=httpx.MockTransport(sell))
-    async with httpx.AsyncClient(transport=transport) as http:
-        for _ in range(2):
-            await asyncio.gather(*[http.get(FORECAST) for _ in range(3)])
-    keys = [order["idempotency_key"] for order in service.orders]
-    assert len(set(keys[:3])) == 3
-    assert sorted(keys[:3]) == sorted(keys[3:])
-
-
-async def test_a_payment_that_never_lands_is_replaced(service: Service, runtime: AgentPayRuntime) -> None:
-    challenge = Seller().offer.to_www_authenticate("r")
-    replies = iter([402, 500, 402, 200])
-
-    async def sell(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(next(replies), headers={"WWW-Authenticate": challenge})
-
-    transport = PaymentTransport(runtime=runtime, inner=httpx.MockTransport(sell))
-    async with httpx.AsyncClient(transport=transport) as http:
-        await http.get(FORECAST)
-        service.steps = [refusal(409, "payment_expired", transfer_id="txn_1")]
-        assert (await http.get(FORECAST)).status_code == 200
-    first, again, anew = [order["idempotency_key"] for order in service.orders]
-    assert first == again != anew
 
 
 async def test_refusals_of_the_service_are_raised(service: Service, runtime: AgentPayRuntime) -> None:
