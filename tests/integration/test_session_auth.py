@@ -215,44 +215,40 @@ def test_a_close_that_cannot_be_presented_is_forced(world: World, caplog: pytest
 # --- Responses that do not come, and async clients
 
 
-class _Deaf(httpx.BaseTransport, httpx.AsyncBaseTransport):
-    """A way to a seller that loses the responses to vouchers."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        response: httpx.Response = self._inner.handle_request(request)
-        self._lose(request)
-        return response
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        response: httpx.Response = await self._inner.handle_async_request(request)
-        self._lose(request)
-        return response
-
-    @staticmethod
-    def _lose(request: httpx.Request) -> None:
-        record = request.extensions.get("payment")
-        if record is not None and record.session.charge_id is not None:
-            raise httpx.ReadTimeout("no response", request=request)
+def lose(request: httpx.Request) -> None:
+    """Lose the response to a voucher."""
+    record = request.extensions.get("payment")
+    if record is not None and record.session.charge_id is not None:
+        raise httpx.ReadTimeout("no response", request=request)
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_two_requests_without_a_response_close_the_session(world: World, is_async: bool) -> None:
+    inner, ainner = world.shop.transport(), world.shop.async_transport()
+
+    def deaf(request: httpx.Request) -> httpx.Response:
+        response = inner.handle_request(request)
+        lose(request)
+        return response
+
+    async def adeaf(request: httpx.Request) -> httpx.Response:
+        response = await ainner.handle_async_request(request)
+        lose(request)
+        return response
+
     url, numbers = world.shop.base_url, ({"number": number} for number in range(2))
     if is_async:
         async with (
             world.server.async_client() as client,
-            httpx.AsyncClient(transport=_Deaf(world.shop.async_transport()), base_url=url) as broken,
+            httpx.AsyncClient(transport=httpx.MockTransport(adeaf), base_url=url) as broken,
         ):
             auth = PaymentAuth(client, account_id=world.account.account_id, session_cap="1")
             for number in numbers:
                 with pytest.raises(httpx.ReadTimeout):
                     await broken.get("/call", auth=auth, params=number)
     else:
-        with httpx.Client(transport=_Deaf(world.shop.transport()), base_url=url) as http:
+        with httpx.Client(transport=httpx.MockTransport(deaf), base_url=url) as http:
             for number in numbers:
                 with pytest.raises(httpx.ReadTimeout):
                     world.call(http, params=number)

@@ -9,7 +9,7 @@ import machine_clock
 import money
 import pytest
 import receivers
-from sellers import _url64
+from sellers import mpp
 from server_world import raw_client
 from session_sellers import GRACE_SECONDS, ORIGIN, SessionSeller, UptoSeller
 from sqlalchemy import select
@@ -421,8 +421,7 @@ def test_three_openings_that_cannot_land_are_looked_up(seller, authorize, monkey
 
 
 def test_an_older_dialect_is_named(authorize) -> None:
-    request = _url64({"cap": "1000", "operator": "x", "currency": "USDC"})
-    header = f'Payment id="1", realm="a", method="solana", intent="session", request="{request}"'
+    header = mpp({"cap": "1000", "operator": "x", "currency": "USDC"}, intent="session")
     body = refused(authorize({"headers": [["WWW-Authenticate", header]]}), 422, "nothing_payable")
     assert "older dialect" in body["details"][0]["message"]
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from sellers import DEVNET, Run, Seller, _url64
+from sellers import DEVNET, Run, Seller, mpp
 from sellers import ORIGIN as ORIGIN
 from solders.hash import Hash
 from solders.instruction import Instruction
@@ -84,7 +84,9 @@ class SessionSeller(Seller):
             "methodDetails": {name: value for name, value in details.items() if value is not None},
             **top,
         }
-        return {"headers": [["www-authenticate", _challenge(self._asked, request)]]}
+        return {
+            "headers": [["www-authenticate", mpp(request, id=f"session-{self._asked}", intent="session")]]
+        }
 
     # --- Being paid
 
@@ -312,17 +314,6 @@ def opening_in(payload: dict[str, Any]) -> OnchainTerms:
     assert {name: payload[name] for name in claimed} == claimed
     assert str(opening.rent_payer) == str(message.account_keys[0])
     return opening
-
-
-def _challenge(number: int, request: dict[str, Any]) -> str:
-    parameters = {
-        "id": f"session-{number}",
-        "realm": "api.example.com",
-        "method": "solana",
-        "intent": "session",
-        "request": _url64(request),
-    }
-    return "Payment " + ", ".join(f'{name}="{value}"' for name, value in parameters.items())
 
 
 def block_before_the_decision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,30 +251,6 @@ def test_an_unreadable_challenge_is_refused_with_a_fixed_message_unless_another_
     assert offer == one(mpp())
 
 
-@pytest.mark.parametrize(
-    ("header", "reason"),
-    [
-        (request_with(currency="SOL", amount=str(2**64 - 1), details={"decimals": 9}), "token is SOL; "),
-        (request_with(currency="\u202e"), "token is not a name; "),
-        (
-            request_with(currency=SPLIT, details={"tokenProgram": str(TOKEN_2022_PROGRAM)}),
-            f"token is {SPLIT}; ",
-        ),
-        (
-            request_with(details={"tokenProgram": str(TOKEN_2022_PROGRAM)}),
-            "tokenProgram must be that of USDC",
-        ),
-        (request_with(details={"decimals": 9}), "decimals must be 6"),
-        (changed(asset="native", amount=str(2**64 - 1)), "token is native; "),
-        (changed(amount=str(10**15)), "price is above 999999999.999999 USDC"),
-    ],
-)
-def test_an_offer_in_another_token_is_read_and_not_paid(header: tuple[str, str], reason: str) -> None:
-    (offer,) = read_challenge([header], b"")
-    sifted = sift([offer], cluster=None, usdc_mint=USDC, now_us=NOW_US)
-    assert sifted.reasons[0].startswith(reason)
-
-
 def test_each_offer_of_a_challenge_and_each_challenge_of_a_header_is_read_alone() -> None:
     mainnet = v2_entry(network="solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp", payTo="0x0")
     accepts = [None, mainnet, v2_entry(), {"scheme": "exact", "network": DEVNET}, "x"]
@@ -381,44 +357,55 @@ def test_only_equal_terms_have_equal_digests() -> None:
     assert digest(request_with(details={"feePayer": False})) != digest(mpp())
 
 
-def test_each_offer_that_is_not_paid_has_its_reason() -> None:
-    offers = read_challenge(
-        [
-            v2(
-                v2_entry(scheme="upto"),
-                v2_entry(scheme="batch-settlement"),
-                v2_entry(scheme=None),
-                v2_entry(network="eip155:8453"),
-                v2_entry(network="solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp"),
-                v2_entry(asset=SELLER),
-                v2_entry(amount="2000000"),
-                v2_entry(amount="1000001", scheme="ex\u202eact" * 40),
-            ),
-            mpp(intent="session"),
-            mpp(method="tempo", request="%%%"),
-            mpp(expires="2026-01-01T00:00:00Z"),
-            mpp(),
-        ],
-        b"",
-    )
-    sifted = sift(offers, cluster=None, usdc_mint=USDC, now_us=NOW_US, max_amount_micro=1_000_000)
-    assert list(sifted.payable) == [11]
-    reasons = dict(sifted.reasons)
-    odd = reasons.pop(7)
-    assert "\u202e" not in odd
-    assert len(odd) < 150
-    assert reasons == {
-        0: "scheme is upto, and its offer cannot be read: receiverAuthorizer is missing",
-        1: "scheme is batch-settlement; only exact and upto are paid",
-        2: "scheme is not given; only exact and upto are paid",
-        3: "network is eip155:8453, which is not a Solana network of this protocol",
-        4: "network is mainnet-beta; this service pays on devnet or localnet",
-        5: f"token is {SELLER}; this service pays only USDC, {USDC}",
-        6: "price is 2.000000 USDC and max_amount 1.000000 USDC",
-        8: "intent is session, and its offer cannot be read: gracePeriodSeconds is missing",
-        9: "method is tempo; only solana is paid",
-        10: "expired at 2026-01-01T00:00:00.000Z; request the resource again",
-    }
+EXPIRED = mpp(expires="2026-01-01T00:00:00Z")
+MAINNET = "solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp"
+OTHER_PROGRAM = {"tokenProgram": str(TOKEN_2022_PROGRAM)}
+REASONS: list[tuple[tuple[str, str], str]] = [
+    (changed(scheme="upto"), "scheme is upto, and its offer cannot be read: receiverAuthorizer is missing"),
+    (changed(scheme="batch-settlement"), "scheme is batch-settlement; only exact and upto are paid"),
+    (changed(scheme=None), "scheme is not given; only exact and upto are paid"),
+    (
+        changed(network="eip155:8453"),
+        "network is eip155:8453, which is not a Solana network",
+    ),
+    (changed(network=MAINNET), "network is mainnet-beta; this service pays on devnet or localnet"),
+    (changed(asset=SELLER), f"token is {SELLER}; this service pays only USDC, {USDC}"),
+    (changed(asset="native", amount=str(2**64 - 1)), "token is native; "),
+    (changed(amount="2000000"), "price is 2.000000 USDC and max_amount 1.000000 USDC"),
+    (changed(amount=str(10**15)), "price is above 999999999.999999 USDC"),
+    (
+        request_with(currency="SOL", details={"decimals": 9}),
+        "token is SOL; ",
+    ),
+    (request_with(currency="\u202e"), "token is not a name; "),
+    (
+        request_with(currency=SPLIT, details=OTHER_PROGRAM),
+        f"token is {SPLIT}; ",
+    ),
+    (request_with(details=OTHER_PROGRAM), "tokenProgram must be that of USDC"),
+    (request_with(details={"decimals": 9}), "decimals must be 6"),
+    (mpp(intent="session"), "intent is session, and its offer cannot be read: gracePeriodSeconds is missing"),
+    (mpp(method="tempo", request="%%%"), "method is tempo; only solana is paid"),
+    (EXPIRED, "expired at 2026-01-01T00:00:00.000Z; request the resource again"),
+]
+
+
+@pytest.mark.parametrize(("header", "reason"), REASONS)
+def test_an_offer_that_is_not_paid_has_its_reason_and_spoils_no_other(
+    header: tuple[str, str], reason: str
+) -> None:
+    found = read_challenge([header, mpp()], b"")
+    sifted = sift(found, cluster=None, usdc_mint=USDC, now_us=NOW_US, max_amount_micro=1_000_000)
+    ((place, told),) = sifted.reasons.items()
+    assert told.startswith(reason)
+    assert list(sifted.payable) == [1 - place]
+
+
+def test_a_reason_repeats_little_and_nothing_odd() -> None:
+    (odd,) = read_challenge([changed(amount="1000001", scheme="ex\u202eact" * 40)], b"")
+    (reason,) = sift([odd], cluster=None, usdc_mint=USDC, now_us=NOW_US).reasons.values()
+    assert "\u202e" not in reason
+    assert len(reason) < 150
 
 
 # --- Sizes

@@ -8,7 +8,7 @@ import pickle
 import socket
 import threading
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 from unittest.mock import Mock
@@ -327,26 +327,15 @@ def test_a_refusal_has_the_reason_the_headers_and_the_body(
 def test_the_read_timeout_of_a_body_that_is_not_needed_is_short(world: World) -> None:
     """A seller that sends nothing more delays the payment by a second, not by the timeout of the client."""
     read: list[float] = []
-    base = world.package.AsyncByteStream if world.is_async else world.package.SyncByteStream
 
-    class Watched(base):  # type: ignore[misc, valid-type]
-        def __init__(self, request: Any) -> None:
-            self._request = request
+    def asks_slowly(request: Any) -> Any:
+        def part() -> bytes:
+            read.append(request.extensions["timeout"]["read"])
+            return b"{}"
 
-        def __iter__(self) -> Iterator[bytes]:
-            read.append(self._request.extensions["timeout"]["read"])
-            yield b"{}"
+        return world.package.Response(402, headers=[X402], stream=world.chunks(part))
 
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            for part in self:
-                yield part
-
-    world.seller.serves(
-        lambda request: world.package.Response(
-            402, headers={"PAYMENT-REQUIRED": "e30="}, stream=Watched(request)
-        ),
-        world.seller.sells,
-    )
+    world.seller.serves(asks_slowly, world.seller.sells)
     assert world.send(lambda http: http.get(FORECAST), timeout=60.0).status_code == 200
     assert read == [1.0]
     assert [each["timeout"]["read"] for each in world.seller.seen] == [60.0, 65.0]
