@@ -266,20 +266,6 @@ def test_a_voucher_is_settled_before_it_expires(shop: Shop) -> None:
     assert shop.spent == "0.001"
 
 
-def test_channels_are_part_of_snapshots(shop: Shop) -> None:
-    session = shop.opened()
-    session.pay(1_000)
-    snapshot = shop.server.sandbox.snapshot()
-    session.pay(2_000)
-    session.close(2_000)
-    shop.server.sandbox.restore(snapshot)
-    channel = shop.paywall.channels.one()
-    assert (channel.status, str(channel.accepted_usdc)) == ("open", "0.001000")
-    assert session.pay(2_000).status_code == 200
-    assert session.close(2_000).status_code == 200
-    assert shop.spent == "0.002"
-
-
 # --- Modes ------------------------------------------------------------------------------------------------
 
 MODES: dict[SessionMode, list[tuple[str, int, int | str | None]]] = {

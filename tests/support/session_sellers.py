@@ -44,13 +44,11 @@ class SessionSeller(Seller):
 
     # --- Asking
 
-    def ask_session(
-        self, amount: int = 1_000, *, shares: list[tuple[str, int]] | None = None, **more: Any
-    ) -> dict[str, Any]:
-        """Return `headers` of a 402 whose offer is a session; `more` are further or other `methodDetails`."""
+    def ask_session(self, amount: int = 1_000, **more: Any) -> dict[str, Any]:
+        """Return `headers` of a 402 whose offer is a session: `shares`, further or other `methodDetails`."""
         blockhash = self._run(self.chain.latest_blockhash()).value
         slot = self._run(self.chain.blockhash_slot(blockhash))
-        return self.offer_session(blockhash, slot, amount, shares=shares, **more)
+        return self.offer_session(blockhash, slot, amount, **more)
 
     def offer_session(
         self,

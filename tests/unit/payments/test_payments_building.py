@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import pytest
 from attrs import evolve
-from challenge_world import FACILITATOR, SELLER, SPLIT, USDC
+from challenge_world import FACILITATOR, PLAIN, SELLER, SPLIT, USDC
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from solders.keypair import Keypair
@@ -46,13 +46,6 @@ T = TypeVar("T")
 
 PAYER = spending_key(1)
 LANDED = SignatureStatus(is_final=True)
-PLAIN = ChallengeTerms(
-    protocol=Protocol.X402_V2,
-    network=Network.DEVNET,
-    mint=USDC,
-    legs=(Leg(recipient=SELLER, amount_micro=1_000),),
-    fee_payer=str(FACILITATOR.pubkey()),
-)
 SPLITTING = ChallengeTerms(
     protocol=Protocol.MPP,
     network=Network.LOCALNET,

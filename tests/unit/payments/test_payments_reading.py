@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from challenge_world import (
     DEVNET,
-    FACILITATOR,
+    FEE_PAYER,
     NOW_US,
+    PLAIN,
     SELLER,
     SPLIT,
     USDC,
@@ -27,7 +28,6 @@ from challenge_world import (
 from agentpay_server.chain.instructions import TOKEN_2022_PROGRAM
 from agentpay_server.plugins.pay402.challenges.offers import read_challenge, sift, wrap
 from agentpay_server.plugins.pay402.challenges.terms import (
-    ChallengeTerms,
     Leg,
     Network,
     Offer,
@@ -37,8 +37,6 @@ from agentpay_server.plugins.pay402.challenges.terms import (
 )
 
 pytestmark = pytest.mark.plugin("payments")
-
-FEE_PAYER = str(FACILITATOR.pubkey())
 
 
 @pytest.fixture(autouse=True)
@@ -61,15 +59,6 @@ def one(*headers: tuple[str, str], body: bytes = b"{}") -> Offer:
 def chosen(*offers: Offer, **options: Any) -> Offer | None:
     found = sift(offers, **{"cluster": None, "usdc_mint": USDC, "now_us": NOW_US, **options})
     return next(iter(found.payable.values()), None)
-
-
-PLAIN = ChallengeTerms(
-    protocol=Protocol.X402_V2,
-    network=Network.DEVNET,
-    mint=USDC,
-    legs=(Leg(recipient=SELLER, amount_micro=1_000),),
-    fee_payer=FEE_PAYER,
-)
 
 
 # --- What is read

@@ -163,14 +163,3 @@ async def test_wrong_arguments_are_refused_with_the_remedy(runtime: AgentPayRunt
         AgentPayRuntime(AgentPay(api_key=KEY, base_url=URL), account_id="acct_a")  # type: ignore[arg-type]
     with pytest.raises(errors.ConfigurationError, match="with Mpp or PaymentTransport"):
         await runtime.methods[0].create_credential(CredentialParams(challenge=offer()))
-
-
-@pytest.mark.parametrize("key", ["", None, 0])
-async def test_a_falsy_payment_key_raises_and_signs_nothing(
-    service: Service, runtime: AgentPayRuntime, key: Any
-) -> None:
-    transport = PaymentTransport(runtime=runtime, inner=httpx.MockTransport(Seller()))
-    async with httpx.AsyncClient(transport=transport) as http:
-        with pytest.raises((ValueError, TypeError), match="payment_key must"):
-            await http.get(FORECAST, extensions={"payment_key": key})
-    assert service.orders == []
