@@ -201,46 +201,43 @@ def test_an_unknown_outcome_names_the_key_and_the_remedy(caller: Any, last: Any)
     assert caught.value.idempotency_key == "forecast-7"
 
 
-def test_payments_are_read_listed_and_reported(caller: Any) -> None:
-    payment = {**PAYMENT, "header": None}
-    script = caller.script(answer(200, payment), answer(200, page([payment])), answer(200, payment))
-    assert caller(lambda c: c.payments.get("txn_a")).transfer_id == "txn_a"
-    (listed,) = caller.items(
-        lambda c: c.payments.list(account_id="acct_a", status="settled", origin=SELLER, transfer_id="txn_a")
-    )
-    assert listed.transfer_id == "txn_a"
-    caller(lambda c: c.payments.report_outcome("txn_a", status_code=200, receipt="r", duration_ms=31))
-    targets = [(request.method, request.url.raw_path.decode()) for request in script.requests]
-    seller = quote(SELLER, safe="")
-    assert targets == [
-        ("GET", "/ext/v1/payments/txn_a"),
-        (
-            "GET",
-            f"/ext/v1/payments?account_id=acct_a&status=settled&origin={seller}&transfer_id=txn_a",
-        ),
-        ("POST", "/ext/v1/payments/txn_a/outcome"),
-    ]
-    assert json.loads(script.requests[-1].content) == {"status_code": 200, "receipt": "r", "duration_ms": 31}
+ORIGINS = "/ext/v1/console/origins"
+QUOTED = quote(SELLER, safe="")
+CALLS: list[tuple[Any, Any, str, str, Any]] = [
+    (lambda c: c.payments.get("txn_a"), PAYMENT, "GET", "/ext/v1/payments/txn_a", None),
+    (
+        lambda c: c.payments.list(account_id="acct_a", status="settled", origin=SELLER, transfer_id="txn_a"),
+        page([PAYMENT]),
+        "GET",
+        f"/ext/v1/payments?account_id=acct_a&status=settled&origin={QUOTED}&transfer_id=txn_a",
+        None,
+    ),
+    (
+        lambda c: c.payments.report_outcome("txn_a", status_code=200, receipt="r", duration_ms=31),
+        PAYMENT,
+        "POST",
+        "/ext/v1/payments/txn_a/outcome",
+        {"status_code": 200, "receipt": "r", "duration_ms": 31},
+    ),
+    (
+        lambda c: c.sellers.put(SELLER, category="weather", recipients=["a" * 32], max_amount="0.5"),
+        PIN,
+        "PUT",
+        f"{ORIGINS}/{QUOTED}",
+        {"category": "weather", "recipients": ["a" * 32], "max_amount": "0.500000"},
+    ),
+    (lambda c: c.sellers.get(SELLER), PIN, "GET", f"{ORIGINS}/{QUOTED}", None),
+    (lambda c: c.sellers.list(), page([PIN]), "GET", ORIGINS, None),
+    (lambda c: c.sellers.delete(SELLER), None, "DELETE", f"{ORIGINS}/{QUOTED}", None),
+]
 
 
-def test_sellers_are_pinned_under_their_quoted_origin(caller: Any) -> None:
-    script = caller.script(answer(200, PIN), answer(200, PIN), answer(200, page([PIN])), answer(204, b""))
-    pin = caller(lambda c: c.sellers.put(SELLER, category="weather", recipients=["a" * 32], max_amount="0.5"))
-    assert pin.origin == SELLER
-    assert caller(lambda c: c.sellers.get(SELLER)) == pin
-    assert caller.items(lambda c: c.sellers.list()) == [pin]
-    caller(lambda c: c.sellers.delete(SELLER))
-    path = "/ext/v1/console/origins/https%3A%2F%2Fapi.seller.example"
-    assert [(request.method, request.url.raw_path.decode()) for request in script.requests] == [
-        ("PUT", path),
-        ("GET", path),
-        ("GET", "/ext/v1/console/origins"),
-        ("DELETE", path),
-    ]
-    assert json.loads(script.requests[0].content) == {
-        "category": "weather",
-        "recipients": ["a" * 32],
-        "max_amount": "0.500000",
-    }
+def test_payments_and_pinned_sellers_are_read_listed_and_changed_by_one_exact_request(caller: Any) -> None:
+    for call, reply, method, target, body in CALLS:
+        script = caller.script(answer(204, b"") if reply is None else answer(200, reply))
+        caller(call)
+        (request,) = script.requests
+        assert (request.method, request.url.raw_path.decode()) == (method, target)
+        assert (json.loads(request.content) if request.content else None) == body
     with pytest.raises(TypeError, match="recipients is a list"):
         caller(lambda c: c.sellers.put(SELLER, recipients="a" * 32))
