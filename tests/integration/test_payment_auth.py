@@ -223,47 +223,6 @@ def test_a_refusal_names_price_and_cap(
         assert (each.price_usdc, each.max_amount_usdc) == (PRICE, Decimal(cap))
 
 
-RAISE, NOTHING = "Raise max_amount if the price is right", "Nothing that you pass changes this"
-LOCK = "ass a session_cap of what you are willing to lock in a channel"
-UNPAYABLE: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
-    "price": (sell(Mode.HONEST, Protocol.X402_V2), {"max_amount": "0.009999"}, [RAISE]),
-    "network": (sell(Mode.WRONG_NETWORK, Protocol.X402_V2), {}, [NOTHING]),
-    "token": (sell(Mode.WRONG_MINT, Protocol.X402_V2), {}, [NOTHING]),
-    "session": (sell_by_session("honest"), {}, [LOCK]),
-    "session above the cap": (
-        lambda paywall: paywall.sell_by_session("/forecast", PRICE, minimum_deposit="2"),
-        {"session_cap": "1"},
-        [LOCK],
-    ),
-    "session and price": (
-        lambda paywall: (
-            sell(Mode.HONEST, Protocol.X402_V2)(paywall),
-            paywall.sell_by_session("/forecast", "0.005"),
-        ),
-        {"max_amount": "0.009999"},
-        [RAISE, LOCK],
-    ),
-}
-
-
-@pytest.mark.parametrize("unpayable", UNPAYABLE.values(), ids=UNPAYABLE)
-def test_the_advice_of_an_unpayable_402_fits_its_reason(
-    server: AgentPayServer, bot: str, unpayable: tuple[Any, dict[str, Any], list[str]]
-) -> None:
-    sold, options, advice = unpayable
-    with Paywall(server) as paywall, buyer(server, paywall, bot, **options) as http:
-        sold(paywall)
-        with pytest.raises(errors.UnpayableChallengeError) as caught:
-            http.get("/forecast")
-    error = caught.value
-    assert error.details[0].field == "offers[0]"
-    assert all(fault.message in str(error) for fault in error.details)
-    assert len(error.details) == 1 or "; offers[1] " in str(error)
-    assert [each for each in (RAISE, LOCK, NOTHING) if each in str(error)] == advice
-    copy = pickle.loads(pickle.dumps(error))
-    assert (str(copy), copy.advice) == (str(error), error.advice)
-
-
 @pytest.mark.parametrize("effect", ["reset", "reply_lost"], ids=["unasked", "signed"])
 def test_requests_lost_by_the_service_are_paid_once(server: AgentPayServer, bot: str, effect: str) -> None:
     auth = PaymentAuth(server.agent_client(bot).with_options(max_retries=0), account_id=bot)

@@ -534,13 +534,15 @@ def test_a_402_without_a_payable_offer_stores_nothing(http, seller, authorize, a
     dear = refused(authorize(seller.ask(), max_amount="0.0009"), "nothing_payable")
     price = "price is 0.001000 USDC and max_amount 0.000900 USDC"
     assert dear["details"] == [{"field": "offers[0]", "message": price}]
-    assert dear["message"].startswith(f"The only offer of this 402 cannot be paid: {price}. ")
+    advice = "Raise max_amount if the price is right, and retry with the same key."
+    assert dear["message"] == f"The only offer of this 402 cannot be paid: {price}. {advice}"
     assert (dear["price_usdc"], dear["max_amount_usdc"]) == ("0.001000", "0.000900")
     empty = refused(authorize({"headers": []}), "nothing_payable")
     assert "has no challenge of x402 or MPP" in empty["message"]
     assert "details" not in empty
     mainnet = "solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp"
-    refused(authorize(seller.ask(network=mainnet)), "nothing_payable")
+    elsewhere = refused(authorize(seller.ask(network=mainnet)), "nothing_payable")
+    assert "Nothing that you pass changes this" in elsewhere["message"]
     several = {
         "headers": [*seller.ask(scheme="batch-settlement")["headers"], *seller.ask(amount=10**10)["headers"]]
     }

@@ -27,10 +27,9 @@ def anyio_backend() -> str:
 
 
 def offer(**fields: Any) -> Challenge:
-    given = {"id": 'c"1', "method": "solana", "intent": "charge", "realm": "r", "request": {"amount": "1000"}}
-    return Challenge.create(
-        secret_key="s", **{"realm": "r", **{k: v for k, v in given.items() if k != "id"}, **fields}
-    )
+    request = {"amount": "1000"}
+    given = {"method": "solana", "intent": "charge", "realm": "r", "request": request, **fields}
+    return Challenge.create(secret_key="s", **given)
 
 
 class Seller:
@@ -72,10 +71,14 @@ def runtime(service: Service) -> AgentPayRuntime:
     return AgentPayRuntime(client, account_id="acct_a", max_amount="0.05")
 
 
+def buyer(runtime: AgentPayRuntime, sell: Any) -> httpx.AsyncClient:
+    """Return a client that pays a seller."""
+    return httpx.AsyncClient(transport=PaymentTransport(runtime=runtime, inner=httpx.MockTransport(sell)))
+
+
 async def test_a_client_of_pympp_pays_under_the_policy(service: Service, runtime: AgentPayRuntime) -> None:
     seller = Seller()
-    transport = PaymentTransport(runtime=runtime, inner=httpx.MockTransport(seller))
-    async with httpx.AsyncClient(transport=transport) as http:
+    async with buyer(runtime, seller) as http:
         response = await http.get(FORECAST, extensions={"payment_key": "forecast-7"})
     assert response.text == "sunny"
     (order,) = service.orders
@@ -92,8 +95,7 @@ async def test_one_request_makes_one_payment_for_repeated_challenges(
     service: Service, runtime: AgentPayRuntime
 ) -> None:
     seller = Seller(asks=3)
-    transport = PaymentTransport(runtime=runtime, inner=httpx.MockTransport(seller))
-    async with httpx.AsyncClient(transport=transport) as http:
+    async with buyer(runtime, seller) as http:
         assert (await http.get(FORECAST)).text == "sunny"
     assert len(service.orders) == 3
     assert len({order["idempotency_key"] for order in service.orders}) == 1
@@ -131,8 +133,7 @@ async def test_an_equal_request_presents_what_ended_undelivered(
         challenge = seller.offer.to_www_authenticate("r")
         return reply or httpx.Response(402, headers={"WWW-Authenticate": challenge})
 
-    transport = PaymentTransport(runtime=runtime, inner=httpx.MockTransport(sell))
-    async with httpx.AsyncClient(transport=transport) as http:
+    async with buyer(runtime, sell) as http:
         with contextlib.suppress(PaymentOutcomeUnknownError, httpx.ReadError):
             await http.get(FORECAST)
         del replies[0]
@@ -141,24 +142,20 @@ async def test_an_equal_request_presents_what_ended_undelivered(
 
 
 async def test_refusals_of_the_service_are_raised(service: Service, runtime: AgentPayRuntime) -> None:
-    transport = PaymentTransport(runtime=runtime, inner=httpx.MockTransport(Seller(asks=9)))
     waiting = testing.make(Payment, status="pending_approval", account_id="acct_a", origin=SELLER).to_dict()
     service.steps = [
         refusal(402, "policy_violation", transfer_id="txn_1", status="rejected"),
         lambda: answer(202, {**waiting, "idempotency_key": service.orders[-1]["idempotency_key"]}),
     ]
-    async with httpx.AsyncClient(transport=transport) as http:
+    async with buyer(runtime, Seller(asks=9)) as http:
         with pytest.raises(errors.PolicyViolationError):
             await http.get(FORECAST)
         with pytest.raises(errors.PaymentPendingApprovalError):
             await http.get(FORECAST)
 
 
-async def test_mpp_accepts_the_runtime(runtime: AgentPayRuntime) -> None:
+async def test_mpp_accepts_the_runtime_and_wrong_arguments_are_refused(runtime: AgentPayRuntime) -> None:
     assert [method.key for method in Mpp(runtime=runtime).methods] == ["solana/charge"]
-
-
-async def test_wrong_arguments_are_refused_with_the_remedy(runtime: AgentPayRuntime) -> None:
     with pytest.raises(errors.ConfigurationError, match="must be an AsyncAgentPay"):
         AgentPayRuntime(AgentPay(api_key=KEY, base_url=URL), account_id="acct_a")  # type: ignore[arg-type]
     with pytest.raises(errors.ConfigurationError, match="with Mpp or PaymentTransport"):
