@@ -87,13 +87,6 @@ def test_a_loop_of_requests_opens_and_closes_one_session(world: World) -> None:
     assert world.is_settled_with(20 * PRICE)
 
 
-def test_a_post_opens_the_channel_with_a_get(world: World) -> None:
-    response = world.seller.post("/call", auth=world.auth, json={"question": 1})
-    assert response.status_code == 200
-    assert response.extensions["payment"].session.running_total_usdc == PRICE
-    assert response.request.method == "POST"
-
-
 def test_a_key_pays_once(world: World) -> None:
     world.paid()
     first, again = [world.paid(extensions={"payment_key": "call-7"}) for _ in range(2)]

@@ -433,8 +433,8 @@ def test_a_session_is_paid_only_with_a_cap_and_then_before_a_single_payment(
     assert "intent is session, which is paid only with session_cap" in body["details"][0]["message"]
     lock = "ass a session_cap of what you are willing to lock in a channel, and retry with the same key."
     assert body["message"].endswith(f" P{lock}")
-    dear = {"headers": [*seller.ask("mpp", 500)["headers"], *seller.ask_session()["headers"]]}
-    body = refused(authorize(dear, cap=None, max_amount="0.0004"), 422, "nothing_payable")
+    dear = {"headers": [*seller.ask("mpp", 2_000)["headers"], *seller.ask_session(1_000)["headers"]]}
+    body = refused(authorize(dear, cap=None, max_amount="0.0015"), 422, "nothing_payable")
     assert body["message"].endswith(f" Raise max_amount if the price is right or p{lock}")
     above = refused(authorize(seller.ask_session(minimumDeposit="2000000")), 422, "nothing_payable")
     assert above["message"].endswith(f" P{lock}")
