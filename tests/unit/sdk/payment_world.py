@@ -10,7 +10,7 @@ import anyio
 import httpx
 import httpx2
 import pytest
-from sdk_world import KEY, URL, answer, refusal
+from sdk_world import KEY, URL, answer
 
 from agentpay import Account, AgentPay, AsyncAgentPay, Identity, Payment, testing
 from agentpay._pay402 import undelivered
@@ -233,18 +233,3 @@ class _Chunks:
             return next(self)
         except StopIteration:
             raise StopAsyncIteration from None
-
-
-__all__ = [
-    "FLAVOURS",
-    "FORECAST",
-    "MPP",
-    "SELLER",
-    "V1",
-    "Clock",
-    "Seller",
-    "Service",
-    "World",
-    "new_process",
-    "refusal",
-]

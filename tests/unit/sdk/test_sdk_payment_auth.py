@@ -16,8 +16,8 @@ from unittest.mock import Mock
 import anyio
 import httpx
 import pytest
-from payment_world import FLAVOURS, FORECAST, MPP, SELLER, V1, World, refusal
-from sdk_world import KEY, URL
+from payment_world import FLAVOURS, FORECAST, MPP, SELLER, V1, World
+from sdk_world import KEY, URL, refusal
 
 from agentpay import AgentPay, AsyncAgentPay, Payment, errors, testing
 from agentpay._pay402 import messages

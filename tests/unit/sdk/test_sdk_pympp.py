@@ -10,8 +10,8 @@ from mpp import Challenge, Credential
 from mpp.client import Mpp, PaymentTransport
 from mpp.errors import PaymentOutcomeUnknownError
 from mpp.runtime import CredentialParams
-from payment_world import FORECAST, SELLER, Service, refusal
-from sdk_world import KEY, URL, answer
+from payment_world import FORECAST, SELLER, Service
+from sdk_world import KEY, URL, answer, refusal
 
 from agentpay import AgentPay, AsyncAgentPay, Payment, errors, testing
 from agentpay.integrations.pympp import AgentPayRuntime

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 from anyio import from_thread, to_thread
-from payment_world import FLAVOURS, FORECAST, SELLER, Clock, Seller, World, new_process, refusal
-from sdk_world import answer
+from payment_world import FLAVOURS, FORECAST, SELLER, Clock, Seller, World, new_process
+from sdk_world import answer, refusal
 
 from agentpay import Payment, errors, payments, testing
 
