@@ -70,6 +70,20 @@ def check(raw: bytes, terms: ChallengeTerms = TERMS) -> str:
     return check_payment(raw, terms, fee_payers=(str(FEE_PAYER.pubkey()),)).payer
 
 
+def creation(
+    owner: Keypair = PARTNER, payer: Keypair = PAYER, mint: str = USDC, data: bytes = b"\x01"
+) -> Instruction:
+    step = instructions.create_associated_token_account_idempotent(
+        payer=payer.pubkey(), owner=owner.pubkey(), mint=Pubkey.from_string(mint)
+    )
+    return Instruction(step.program_id, data, step.accounts)
+
+
+def memo_listing(signer: Keypair) -> Instruction:
+    listed = [AccountMeta(signer.pubkey(), is_signer=True, is_writable=True)]
+    return Instruction(instructions.MEMO_PROGRAM, b"signed", listed)
+
+
 def test_a_payment_with_splits_is_accepted_in_any_order() -> None:
     assert check(signed(*STEPS)) == str(PAYER.pubkey())
     assert check(signed(STEPS[4], STEPS[3], STEPS[2], STEPS[1], STEPS[0])) == str(PAYER.pubkey())
@@ -90,34 +104,13 @@ def test_a_payment_with_splits_is_accepted_in_any_order() -> None:
         (STEPS[0], instructions.set_compute_unit_price(5_000_001), *STEPS[2:]),
         (*STEPS, instructions.transfer_lamports(PAYER.pubkey(), SELLER.pubkey(), 1)),
         (*STEPS, Instruction(instructions.COMPUTE_BUDGET_PROGRAM, b"\x01", [])),
-        (
-            *STEPS,
-            instructions.create_associated_token_account_idempotent(
-                payer=PAYER.pubkey(), owner=PARTNER.pubkey(), mint=Pubkey.from_string(USDC)
-            ),
-        ),
-        (
-            *STEPS,
-            Instruction(
-                instructions.MEMO_PROGRAM,
-                b"",
-                [AccountMeta(FEE_PAYER.pubkey(), is_signer=True, is_writable=False)],
-            ),
-        ),
+        (*STEPS, creation()),
+        (*STEPS, memo_listing(FEE_PAYER)),
     ],
 )
 def test_a_transaction_with_missing_or_additional_steps_is_refused(steps: tuple[Instruction, ...]) -> None:
     with pytest.raises(InvalidPaymentError):
         check(signed(*steps))
-
-
-def creation(
-    owner: Keypair = PARTNER, payer: Keypair = PAYER, mint: str = USDC, data: bytes = b"\x01"
-) -> Instruction:
-    step = instructions.create_associated_token_account_idempotent(
-        payer=payer.pubkey(), owner=owner.pubkey(), mint=Pubkey.from_string(mint)
-    )
-    return Instruction(step.program_id, data, step.accounts)
 
 
 UNSPONSORED = evolve(TERMS, fee_payer=None)
@@ -170,11 +163,6 @@ WITH_MEMO = evolve(X402, legs=TERMS.legs[:1])
 UNCHECKED = Instruction(
     instructions.TOKEN_PROGRAM, struct.pack("<BQ", 3, 900), [PAY.accounts[each] for each in (0, 2, 3)]
 )
-
-
-def memo_listing(signer: Keypair) -> Instruction:
-    listed = [AccountMeta(signer.pubkey(), is_signer=True, is_writable=True)]
-    return Instruction(instructions.MEMO_PROGRAM, b"signed", listed)
 
 
 def test_harmless_deviations_are_accepted() -> None:
