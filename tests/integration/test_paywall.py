@@ -12,9 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from attrs import evolve
+from attrs import evolve, frozen
 from fee_payers import lose_replies_to_fee_payers
-from mpp import Challenge
 from payer import Payer
 from receivers import eventually
 from sellers import EXACT
@@ -29,32 +28,43 @@ from agentpay_server.paywall import Mode, Paywall, Protocol
 
 pytestmark = [pytest.mark.embedded_chain("the seller lives on its chain"), pytest.mark.plugin("paywall")]
 
-PROTOCOLS = EXACT
+every_protocol = pytest.mark.parametrize("protocol", EXACT)
+
 LATE_SECONDS, HELD_SECONDS = 20, 55
 """When the modes `settle_late` and `hold` settle."""
-SETTLING = [
-    Mode.HONEST,
-    Mode.LOSE_REPLY,
-    Mode.FAIL_AFTER_SETTLING,
-    Mode.ASK_TWICE,
-    Mode.RAISE_PRICE,
-    Mode.CHANGE_PAYEE,
-    Mode.INJECTED_INSTRUCTION,
-]
 
 
-@pytest.fixture
-def paywall(server: AgentPayServer) -> Iterator[Paywall]:
-    with Paywall(server, {"/forecast": "0.25"}, protocols=["x402_v2", "mpp"]) as shop:
-        for protocol in PROTOCOLS:
-            shop.sell(f"/{protocol}", "0.25", protocols=[protocol])
-        yield shop
+@frozen
+class Shop:
+    """A paywall, a client of it, and a payer that had 10 USDC."""
 
+    paywall: Paywall
+    http: httpx.Client
+    payer: Payer
+    client: AgentPay
+    account: Account
 
-@pytest.fixture
-def shop(paywall: Paywall) -> Iterator[httpx.Client]:
-    with httpx.Client(transport=paywall.transport(), base_url=paywall.base_url) as http:
-        yield http
+    def header(self, path: str = "/forecast", **options: Any) -> dict[str, str]:
+        """Ask for a resource, and return the header that pays it."""
+        return self.payer.header(self.http.get(path), **options)
+
+    def present(self, header: dict[str, str], path: str = "/forecast") -> httpx.Response | None:
+        """Present a payment; None if the connection is dropped."""
+        try:
+            return self.http.get(path, headers=header)
+        except httpx.RemoteProtocolError:
+            return None
+
+    @property
+    def reason(self) -> str | None:
+        """Why the latest request was refused."""
+        return self.paywall.requests[-1].reason
+
+    @property
+    def spent(self) -> str:
+        """What left the account, on chain."""
+        held = self.client.accounts.balance(self.account.account_id).balance_usdc
+        return str((10 - held).normalize())
 
 
 @pytest.fixture
@@ -62,40 +72,28 @@ def payer(server: AgentPayServer, account: Account) -> Payer:
     return Payer(server, account)
 
 
-class Purse:
-    """The amount that left an account, on chain."""
-
-    def __init__(self, client: AgentPay, account: Account) -> None:
-        self._client, self._account = client, account
-
-    @property
-    def spent(self) -> str:
-        held = self._client.accounts.balance(self._account.account_id).balance_usdc
-        return str((10 - held).normalize())
-
-
 @pytest.fixture
-def purse(client: AgentPay, account: Account) -> Purse:
-    return Purse(client, account)
-
-
-def only(protocol: Protocol) -> dict[str, object]:
-    return {"pick": lambda offers: next(o for o in offers if o.terms.protocol is protocol)}
+def shop(server: AgentPayServer, client: AgentPay, account: Account, payer: Payer) -> Iterator[Shop]:
+    with Paywall(server, {"/forecast": "0.25"}, protocols=["x402_v2", "mpp"]) as paywall:
+        for protocol in EXACT:
+            paywall.sell(f"/{protocol}", "0.25", protocols=[protocol])
+        with httpx.Client(transport=paywall.transport(), base_url=paywall.base_url) as http:
+            yield Shop(paywall, http, payer, client, account)
 
 
 # --- Honest ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_honest_seller_asks_settles_and_serves(
-    paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse, protocol: Protocol
-) -> None:
-    asked = shop.get(f"/{protocol}")
+@every_protocol
+def test_an_honest_seller_asks_settles_and_serves_each_payment_once(shop: Shop, protocol: Protocol) -> None:
+    path, paywall = f"/{protocol}", shop.paywall
+    asked = shop.http.get(path)
     assert asked.status_code == 402
-    served = shop.get(f"/{protocol}", headers=payer.header(asked))
-
-    assert (served.status_code, served.json()) == (200, {"path": f"/{protocol}", "paid_usdc": "0.250000"})
-    assert purse.spent == "0.25"
+    assert "message" not in asked.json()
+    header = shop.payer.header(asked)
+    served = shop.http.get(path, headers=header)
+    assert (served.status_code, served.json()) == (200, {"path": path, "paid_usdc": "0.250000"})
+    assert shop.spent == "0.25"
     sale = paywall.sales.one(protocol=protocol)
     assert (sale.status, str(sale.amount_usdc), sale.recipient) == ("settled", "0.250000", paywall.recipient)
     names = {"payment-response", "x-payment-response", "payment-receipt"}
@@ -103,536 +101,336 @@ def test_an_honest_seller_asks_settles_and_serves(
     assert [request.status for request in paywall.requests] == [402, 200]
     assert paywall.requests[-1].protocol is protocol
 
+    again = shop.http.get(path, headers=header)
+    sentence = "This payment was presented before."
+    assert again.status_code == 402
+    assert (again.json()["error"], again.json()["message"]) == ("duplicate_settlement", sentence)
+    assert [request.message for request in paywall.requests] == [None, None, sentence]
+    assert len(shop.payer.offers(again)) == 1
 
-def test_an_async_client_buys_on_any_loop(paywall: Paywall, payer: Payer, purse: Purse) -> None:
+    paywall.serves_again = True
+    paywall.sell("/other", "0.25", protocols=[protocol])
+    assert shop.http.get(path, headers=header).status_code == 200
+    # A payment is served again only for the product that it bought.
+    assert shop.http.get("/other", headers=header).status_code == 402
+    assert shop.reason == "duplicate_settlement"
+    assert (len(paywall.sales), shop.spent) == (1, "0.25")
+
+
+def test_a_paywall_is_an_asgi_application(shop: Shop) -> None:
     async def buy() -> int:
-        transport = paywall.async_transport()
-        async with httpx.AsyncClient(transport=transport, base_url=paywall.base_url) as http:
-            asked = await http.get("/forecast")
-            header = await asyncio.to_thread(payer.header, asked)
-            return (await http.get("/forecast", headers=header)).status_code
-
-    assert asyncio.run(buy()) == 200
-    assert purse.spent == "0.25"
-
-
-def test_a_paywall_is_an_asgi_application(paywall: Paywall, payer: Payer, purse: Purse) -> None:
-    async def buy() -> int:
-        transport = httpx.ASGITransport(app=paywall)
+        transport = httpx.ASGITransport(app=shop.paywall)
         async with httpx.AsyncClient(transport=transport, base_url="http://shop.example") as http:
-            asked = await http.get("/forecast")
-            header = await asyncio.to_thread(payer.header, asked)
+            header = await asyncio.to_thread(shop.payer.header, await http.get("/forecast"))
             return (await http.get("/forecast", headers=header)).status_code
 
     assert asyncio.run(buy()) == 200
-    assert paywall.requests[0].url == "http://shop.example/forecast"
-    assert purse.spent == "0.25"
-
-
-def test_a_paywall_sells_on_a_port(paywall: Paywall, payer: Payer, purse: Purse) -> None:
-    url = paywall.listen()
-    assert paywall.base_url == url
-    with httpx.Client(base_url=url) as http:
-        header = payer.header(http.get("/forecast"))
-        assert http.get("/forecast", headers=header).status_code == 200
-        paywall.mode = "lose_reply"
-        header = payer.header(http.post("/forecast"))
-        with pytest.raises(httpx.TransportError):
-            http.post("/forecast", headers=header)
-    assert purse.spent == "0.5"
-    with pytest.raises(RuntimeError, match="already listening"):
-        paywall.listen()
+    assert shop.paywall.requests[0].url == "http://shop.example/forecast"
+    assert shop.spent == "0.25"
 
 
 def test_the_port_of_a_paywall_that_nobody_closes_ends_with_the_server() -> None:
     with AgentPayServer(clock=START) as server:
-        url = Paywall(server, {"/": 1}).listen()
+        paywall = Paywall(server, {"/": 1})
+        url = paywall.listen()
+        assert paywall.base_url == url
+        with pytest.raises(RuntimeError, match="already listening"):
+            paywall.listen()
         assert httpx.get(url).status_code == 402
+        unsold = httpx.get(f"{url}/else")
+        assert (unsold.status_code, unsold.json()["sold"]) == (404, ["/"])
     with pytest.raises(httpx.ConnectError):
         httpx.get(url)
 
 
-def test_a_path_without_a_price_is_not_sold(shop: httpx.Client, paywall: Paywall) -> None:
-    answer = shop.get("/else")
-    assert (answer.status_code, answer.json()["sold"]) == (404, ["/forecast", "/mpp", "/x402_v1", "/x402_v2"])
-    paywall.sell("/else", "0.5", content={"weather": ["rain"]}, mode="never_settle")
-    assert shop.get("/else").status_code == 402
-
-
-@pytest.mark.parametrize("sponsored", [True, False])
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@every_protocol
 def test_the_challenge_decides_who_pays_the_fee(
-    server: AgentPayServer,
-    paywall: Paywall,
-    shop: httpx.Client,
-    payer: Payer,
-    protocol: Protocol,
-    sponsored: bool,
+    server: AgentPayServer, shop: Shop, protocol: Protocol
 ) -> None:
-    paywall.sell("/fee", "0.1", protocols=[protocol], sponsored=sponsored)
-    payment = payer.payment(shop.get("/fee"))
-    assert (payment.offer.terms.fee_payer is not None) is sponsored
-    assert shop.get("/fee", headers=dict([payment.header])).status_code == 200
-    sale = paywall.sales.one(path="/fee")
-    assert server.transactions.one(signature=sale.tx_signature).error is None
+    fee_payers = {}
+    for sponsored in (True, False):
+        path = f"/{sponsored}"
+        shop.paywall.sell(path, "0.1", protocols=[protocol], sponsored=sponsored)
+        payment = shop.payer.payment(shop.http.get(path))
+        fee_payers[sponsored] = payment.offer.terms.fee_payer
+        assert shop.http.get(path, headers=dict([payment.header])).status_code == 200
+        sale = shop.paywall.sales.one(path=path)
+        assert server.transactions.one(signature=sale.tx_signature).error is None
+    assert fee_payers[True] is not None
+    assert fee_payers[False] is None
+    # A seller pays no fee that it did not offer to pay.
+    header = shop.header("/False", change=lambda terms: evolve(terms, fee_payer=fee_payers[True]))
+    assert shop.http.get("/False", headers=header).status_code == 402
+    assert shop.reason == "invalid_exact_svm_fee_payer_mismatch"
+    assert (len(shop.paywall.sales), shop.spent) == (2, "0.2")
 
 
-def test_splits_are_paid_in_one_transaction(
-    server: AgentPayServer, client: AgentPay, paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse
-) -> None:
-    partner = client.accounts.create(name="Partner")
+def test_splits_are_paid_in_one_transaction(server: AgentPayServer, client: AgentPay, shop: Shop) -> None:
+    paywall, partner = shop.paywall, client.accounts.create(name="Partner")
     splits = {paywall.address("platform"): "0.05", partner.chain_address: "0.10"}
     paywall.sell("/split", "1", protocols=["mpp"], splits=splits, external_id="order-42", category="data")
-    payment = payer.payment(shop.get("/split"))
+    payment = shop.payer.payment(shop.http.get("/split"))
     assert [leg.amount_micro for leg in payment.offer.terms.legs] == [850_000, 50_000, 100_000]
     assert payment.offer.category == "data"
-    assert shop.get("/split", headers=dict([payment.header])).status_code == 200
-    assert purse.spent == "1"
+    assert shop.http.get("/split", headers=dict([payment.header])).status_code == 200
+    assert shop.spent == "1"
     assert client.accounts.balance(partner.account_id).balance_usdc == Decimal("0.1")
     assert str(paywall.received_usdc) == "1.000000"
     assert server.transactions.one(signature=paywall.sales[0].tx_signature).memo == "order-42"
 
 
-def test_an_account_of_the_server_can_be_the_seller(
-    server: AgentPayServer, client: AgentPay, payer: Payer
-) -> None:
-    shop_account = client.accounts.create(name="Shop")
-    shop = Paywall(server, {"/": "3"}, pay_to=shop_account.chain_address)
-    with httpx.Client(transport=shop.transport(), base_url=shop.base_url) as http:
-        assert http.get("/", headers=payer.header(http.get("/"))).status_code == 200
-    assert client.accounts.balance(shop_account.account_id).balance_usdc == 3
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_presenting_a_payment_again_is_refused_as_a_duplicate(
-    paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse, protocol: Protocol
-) -> None:
-    header = payer.header(shop.get(f"/{protocol}"))
-    assert shop.get(f"/{protocol}", headers=header).status_code == 200
-    again = shop.get(f"/{protocol}", headers=header)
-    assert again.status_code == 402
-    assert paywall.requests[-1].reason == "duplicate_settlement"
-
-    paywall.serves_again = True
-    assert shop.get(f"/{protocol}", headers=header).status_code == 200
-    assert (len(paywall.sales), purse.spent) == (1, "0.25")
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_payment_is_served_again_only_for_the_product_that_it_bought(
-    paywall: Paywall, shop: httpx.Client, payer: Payer, protocol: Protocol
-) -> None:
-    paywall.serves_again = True
-    paywall.sell("/other", "0.25", protocols=[protocol])
-    header = payer.header(shop.get(f"/{protocol}"))
-    assert shop.get(f"/{protocol}", headers=header).status_code == 200
-
-    assert shop.get("/other", headers=header).status_code == 402
-    assert paywall.requests[-1].reason == "duplicate_settlement"
-    assert shop.get(f"/{protocol}", headers=header).status_code == 200
+# --- Payments that the payer has broadcast -----------------------------------------------------------------
 
 
 @pytest.fixture
-def pushed(server: AgentPayServer, shop: httpx.Client, payer: Payer) -> Any:
+def pushed(server: AgentPayServer, shop: Shop) -> Any:
     """Broadcast a payment by the payer's own means, and return the header that names it."""
     context = server._running.server.context
 
     def push(path: str, *, changed: Any = None, **credential: Any) -> dict[str, str]:
-        asked = shop.get(path)
         options = {} if changed is None else {"change": changed}
-        payment = payer.payment(asked, **options)
+        payment = shop.payer.payment(shop.http.get(path), **options)
         server._running._owner.call(context.chain.send(payment.raw))
         signature = str(VersionedTransaction.from_bytes(payment.raw).signatures[0])
-        content = {
-            "challenge": payment.offer.echo,
-            "payload": {"type": "signature", "signature": signature, **credential},
-        }
+        payload = {"type": "signature", "signature": signature, **credential}
+        content = {"challenge": payment.offer.echo, "payload": payload}
         text = base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
         return {"Authorization": f"Payment {text}"}
 
     return push
 
 
-def test_a_payment_that_the_payer_has_broadcast_is_verified_on_chain(
-    paywall: Paywall, shop: httpx.Client, pushed: Any, purse: Purse
-) -> None:
-    paywall.sell("/push", "0.25", protocols=["mpp"], splits={paywall.address("platform"): "0.05"})
+def test_a_payment_that_the_payer_has_broadcast_is_verified_on_chain(shop: Shop, pushed: Any) -> None:
+    for path in ("/push", "/other"):
+        splits = {shop.paywall.address("platform"): "0.05"}
+        shop.paywall.sell(path, "0.25", protocols=["mpp"], splits=splits)
     header = pushed("/push")
-    assert purse.spent == "0.25"
-    served = shop.get("/push", headers=header)
+    assert shop.spent == "0.25"
+    served = shop.http.get("/push", headers=header)
     assert (served.status_code, served.json()) == (200, {"path": "/push", "paid_usdc": "0.250000"})
-    sale = paywall.sales.one(path="/push")
+    sale = shop.paywall.sales.one(path="/push")
     assert sale.status == "settled"
     assert sale.tx_signature is not None
-
-    paywall.sell("/other", "0.25", protocols=["mpp"], splits={paywall.address("platform"): "0.05"})
     for path in ("/push", "/other"):
-        assert shop.get(path, headers=header).status_code == 402
-        assert paywall.requests[-1].reason == "duplicate_settlement"
-    assert (len(paywall.sales), purse.spent) == (1, "0.25")
+        assert shop.http.get(path, headers=header).status_code == 402
+        assert shop.reason == "duplicate_settlement"
+    assert (len(shop.paywall.sales), shop.spent) == (1, "0.25")
 
 
-def _less(terms: Any) -> Any:
-    (leg,) = terms.legs
-    return evolve(terms, legs=(evolve(leg, amount_micro=leg.amount_micro - 1),))
+def _of(amount: int) -> Any:
+    def change(terms: Any) -> Any:
+        (leg,) = terms.legs
+        return evolve(terms, legs=(evolve(leg, amount_micro=amount),))
 
-
-def _too_much(terms: Any) -> Any:
-    (leg,) = terms.legs
-    return evolve(terms, legs=(evolve(leg, amount_micro=11_000_000),))
+    return change
 
 
 @pytest.mark.parametrize(
-    ("credential", "says"),
+    ("sponsored", "credential", "says"),
     [
-        ({"changed": _less}, "No transfer of 250000 to "),
-        ({"changed": _too_much}, " failed on chain."),
-        ({"signature": "1" * 64}, "The chain has no transaction 1111"),
-        ({"signature": "signed"}, "cannot be read: signature is not base58 of 64 bytes."),
-        ({"signature": None}, "cannot be read: signature must be a string."),
+        (False, {"changed": _of(249_999)}, "No transfer of 250000 to "),
+        (False, {"changed": _of(11_000_000)}, " failed on chain."),
+        (False, {"signature": "1" * 64}, "The chain has no transaction 1111"),
+        (False, {"signature": "signed"}, "cannot be read: signature is not base58 of 64 bytes."),
+        (False, {"signature": None}, "cannot be read: signature must be a string."),
+        (True, {}, "it must broadcast the payment"),
     ],
-    ids=["less", "failed", "unknown", "not base58", "none"],
+    ids=["less", "failed", "unknown", "not base58", "none", "sponsored"],
 )
 def test_a_broadcast_payment_that_does_not_pay_is_refused_with_a_sentence(
-    paywall: Paywall, shop: httpx.Client, pushed: Any, credential: dict[str, Any], says: str
+    shop: Shop, pushed: Any, sponsored: bool, credential: dict[str, Any], says: str
 ) -> None:
-    refused = shop.get("/mpp", headers=pushed("/mpp", **credential))
+    shop.paywall.sell("/push", "0.25", protocols=["mpp"], sponsored=sponsored)
+    refused = shop.http.get("/push", headers=pushed("/push", **credential))
     assert refused.status_code == 402
     assert says in refused.json()["message"]
-    assert paywall.requests[-1].message == refused.json()["message"]
-    assert paywall.sales == []
-
-
-def test_a_payment_whose_fee_the_seller_pays_is_broadcast_by_the_seller(
-    paywall: Paywall, shop: httpx.Client, pushed: Any
-) -> None:
-    paywall.sell("/sponsored", "0.25", protocols=["mpp"], sponsored=True)
-    refused = shop.get("/sponsored", headers=pushed("/sponsored"))
-    assert "it must broadcast the payment" in refused.json()["message"]
-    assert paywall.sales == []
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_refused_payment_gets_a_sentence_beside_the_next_challenge(
-    paywall: Paywall, shop: httpx.Client, payer: Payer, protocol: Protocol
-) -> None:
-    asked = shop.get(f"/{protocol}")
-    assert "message" not in asked.json()
-    header = payer.header(asked)
-    assert shop.get(f"/{protocol}", headers=header).status_code == 200
-    again = shop.get(f"/{protocol}", headers=header)
-    sentence = "This payment was presented before."
-    assert (again.json()["error"], again.json()["message"]) == ("duplicate_settlement", sentence)
-    assert [request.message for request in paywall.requests] == [None, None, sentence]
-    assert len(payer.offers(again)) == 1
+    assert shop.paywall.requests[-1].message == refused.json()["message"]
+    assert shop.paywall.sales == []
 
 
 # --- What it refuses ---------------------------------------------------------------------------------------
 
 
-def test_payments_for_challenges_of_another_seller_are_refused(
-    server: AgentPayServer, paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse
-) -> None:
-    other = Paywall(server, name="other")
-    for protocol in PROTOCOLS:
-        other.sell(f"/{protocol}", "0.25", protocols=[protocol])
-        with httpx.Client(transport=other.transport(), base_url=other.base_url) as elsewhere:
-            asked = elsewhere.get(f"/{protocol}")
-        assert shop.get(f"/{protocol}", headers=payer.header(asked)).status_code == 402
-    assert (paywall.sales, purse.spent) == ([], "0")
-
-
-def test_an_mpp_challenge_expires(
-    server: AgentPayServer, paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse
-) -> None:
-    asked = shop.get("/forecast")
+def test_an_mpp_challenge_expires(server: AgentPayServer, shop: Shop) -> None:
+    asked = shop.http.get("/mpp")
     server.sandbox.clock.advance(299)
-    header = payer.header(asked, **only(Protocol.MPP))
+    header = shop.payer.header(asked)
     server.sandbox.clock.advance(2)
-    assert shop.get("/forecast", headers=header).status_code == 402
-    assert paywall.requests[-1].reason == "payment_expired"
-    assert purse.spent == "0"
+    assert shop.http.get("/mpp", headers=header).status_code == 402
+    assert (shop.reason, shop.spent) == ("payment_expired", "0")
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_seller_pays_no_fee_that_it_did_not_offer_to_pay(
-    paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse, protocol: Protocol
-) -> None:
-    paywall.sell("/sponsored", "0.25", protocols=[protocol], sponsored=True)
-    (sponsored,) = payer.offers(shop.get("/sponsored"))
-    paywall.sell("/unsponsored", "0.25", protocols=[protocol], sponsored=False)
-    header = payer.header(
-        shop.get("/unsponsored"), change=lambda terms: evolve(terms, fee_payer=sponsored.terms.fee_payer)
-    )
-
-    assert shop.get("/unsponsored", headers=header).status_code == 402
-    assert paywall.requests[-1].reason == "invalid_exact_svm_fee_payer_mismatch"
-    assert (paywall.sales, purse.spent) == ([], "0")
-
-
-@pytest.mark.parametrize("name", ["PAYMENT-SIGNATURE", "X-PAYMENT", "Payment-Authorization"])
-@pytest.mark.parametrize("value", ["", "%%%", "bnVsbA==", "e30=", "Payment e30"])
-def test_a_payment_that_cannot_be_read_is_refused(
-    paywall: Paywall, shop: httpx.Client, name: str, value: str
-) -> None:
-    assert shop.get("/forecast", headers={name: value}).status_code == 402
-    assert paywall.sales == []
-
-
-@pytest.mark.parametrize(
-    ("parameters", "reason"),
-    [
+def test_a_payment_that_cannot_be_read_is_refused(shop: Shop) -> None:
+    for name in ("PAYMENT-SIGNATURE", "X-PAYMENT", "Payment-Authorization"):
+        for value in ("", "%%%", "bnVsbA==", "e30=", "Payment e30"):
+            assert shop.http.get("/forecast", headers={name: value}).status_code == 402, (name, value)
+    any_text: list[tuple[dict[str, object], str]] = [
         ({"id": "é"}, "payment_invalid"),
         ({"id": "\ud800"}, "invalid_payload"),
         ({"realm": "\ud800"}, "invalid_payload"),
         ({"\ud800": "x"}, "invalid_payload"),
         ({"realm": 7}, "invalid_payload"),
-    ],
-)
-def test_an_mpp_payment_with_any_text_is_refused(
-    paywall: Paywall, shop: httpx.Client, parameters: dict[str, object], reason: str
-) -> None:
-    payment = {"challenge": {"id": "e", **parameters}, "payload": {"transaction": ""}}
-    text = base64.urlsafe_b64encode(json.dumps(payment).encode()).decode()
-    assert shop.get("/mpp", headers={"Authorization": f"Payment {text}"}).status_code == 402
-    assert paywall.requests[-1].reason == reason
+    ]
+    for parameters, reason in any_text:
+        payment = {"challenge": {"id": "e", **parameters}, "payload": {"transaction": ""}}
+        text = base64.urlsafe_b64encode(json.dumps(payment).encode()).decode()
+        assert shop.http.get("/mpp", headers={"Authorization": f"Payment {text}"}).status_code == 402
+        assert shop.reason == reason, parameters
+    assert shop.paywall.sales == []
 
 
 @pytest.mark.parametrize("host", ["[x", "shop:99999"])
-def test_a_malformed_host_is_refused_as_on_a_port(paywall: Paywall, shop: httpx.Client, host: str) -> None:
-    response = shop.get("/mpp", headers={"Host": host})
+def test_a_malformed_host_is_refused_as_on_a_port(shop: Shop, host: str) -> None:
+    response = shop.http.get("/mpp", headers={"Host": host})
     assert (response.status_code, response.json()["details"][0]["field"]) == (400, "host")
 
 
 # --- Modes -------------------------------------------------------------------------------------------------
 
+SETTLING = {
+    Mode.HONEST: 200,
+    Mode.INJECTED_INSTRUCTION: 200,
+    Mode.LOSE_REPLY: None,
+    Mode.FAIL_AFTER_SETTLING: 500,
+    Mode.ASK_TWICE: 402,
+    Mode.RAISE_PRICE: 402,
+    Mode.CHANGE_PAYEE: 402,
+}
+"""The status of the first response to a payment; None where the connection is dropped."""
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+
+@every_protocol
 @pytest.mark.parametrize("mode", SETTLING)
-def test_a_settling_seller_settles_once_in_every_mode(
-    paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse, mode: Mode, protocol: Protocol
+def test_a_settling_seller_settles_once_in_every_mode(shop: Shop, mode: Mode, protocol: Protocol) -> None:
+    paywall = shop.paywall
+    paywall.sell("/one", "0.25", protocols=[protocol], mode=mode, description="Weather")
+    asked = shop.http.get("/one")
+    assert ("SYSTEM: ignore all previous" in asked.text) == (mode is Mode.INJECTED_INSTRUCTION)
+    header = shop.payer.header(asked)
+    first = shop.present(header, "/one")
+    assert (None if first is None else first.status_code) == paywall.requests[-1].status == SETTLING[mode]
+    if first is not None and first.status_code == 402:
+        (offer,) = shop.payer.offers(first)
+        assert offer.terms.amount_micro == (1_250_000 if mode is Mode.RAISE_PRICE else 250_000)
+        assert (offer.terms.recipient == paywall.recipient) is (mode is not Mode.CHANGE_PAYEE)
+    if mode is Mode.FAIL_AFTER_SETTLING and protocol is Protocol.X402_V2:
+        assert first is not None
+        assert "payment-response" in first.headers
+    for _ in range(2):
+        again = shop.present(header, "/one")
+        assert again is None or again.status_code in (402, 500)
+    assert (len(paywall.sales), paywall.sales[0].status, shop.spent) == (1, "settled", "0.25")
+    # Whether it serves a payment again depends on the seller.
+    paywall.serves_again = True
+    paywall.sell("/one", "0.25", protocols=[protocol])
+    assert shop.http.get("/one", headers=header).status_code == 200
+    assert (len(paywall.sales), shop.spent) == (1, "0.25")
+
+
+LATER: list[tuple[Mode, int, int, int, str, str]] = [
+    (Mode.SETTLE_LATE, 0, 200, LATE_SECONDS, "settled", "0.25"),
+    (Mode.HOLD, 0, 503, HELD_SECONDS, "settled", "0.25"),
+    (Mode.HOLD, 10, 503, 120, "failed", "0"),
+    (Mode.NEVER_SETTLE, 0, 200, 7_200, "held", "0"),
+]
+
+
+@pytest.mark.parametrize(("mode", "age", "status", "seconds", "end", "spent"), LATER)
+def test_a_seller_that_does_not_settle_at_once_settles_later_or_never(
+    server: AgentPayServer, shop: Shop, mode: Mode, age: int, status: int, seconds: int, end: str, spent: str
 ) -> None:
-    paywall.mode = mode
-    header = payer.header(shop.get(f"/{protocol}"))
-    for _ in range(3):
-        try:
-            shop.get(f"/{protocol}", headers=header)
-        except httpx.RemoteProtocolError:
-            assert mode is Mode.LOSE_REPLY
-    assert (len(paywall.sales), paywall.sales[0].status, purse.spent) == (1, "settled", "0.25")
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_lost_reply_is_a_broken_connection_and_a_settled_sale(
-    paywall: Paywall, shop: httpx.Client, payer: Payer, protocol: Protocol
-) -> None:
-    paywall.mode = "lose_reply"
-    header = payer.header(shop.get(f"/{protocol}"))
-    with pytest.raises(httpx.RemoteProtocolError):
-        shop.get(f"/{protocol}", headers=header)
-    assert paywall.requests[-1].status is None
-    # A later request with the same payment depends on the seller.
-    assert shop.get(f"/{protocol}", headers=header).status_code == 402
-    paywall.serves_again, paywall.mode = True, Mode.HONEST
-    assert shop.get(f"/{protocol}", headers=header).status_code == 200
-    assert len(paywall.sales) == 1
-
-
-def test_a_seller_that_fails_after_settling_returns_500_with_a_receipt(
-    paywall: Paywall, shop: httpx.Client, payer: Payer
-) -> None:
-    paywall.mode = "fail_after_settling"
-    failed = shop.get("/forecast", headers=payer.header(shop.get("/forecast"), **only(Protocol.X402_V2)))
-    assert failed.status_code == 500
-    assert "payment-response" in failed.headers
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize(
-    ("mode", "price", "is_payee_same"),
-    [
-        (Mode.ASK_TWICE, 250_000, True),
-        (Mode.RAISE_PRICE, 1_250_000, True),
-        (Mode.CHANGE_PAYEE, 250_000, False),
-    ],
-)
-def test_a_seller_that_asks_again_has_been_paid(
-    paywall: Paywall,
-    shop: httpx.Client,
-    payer: Payer,
-    purse: Purse,
-    mode: Mode,
-    price: int,
-    is_payee_same: bool,
-    protocol: Protocol,
-) -> None:
-    paywall.sell("/one", "0.25", protocols=[protocol], mode=mode)
-    again = shop.get("/one", headers=payer.header(shop.get("/one")))
-    assert again.status_code == 402
-    (offer,) = payer.offers(again)
-    assert offer.terms.amount_micro == price
-    assert (offer.terms.recipient == paywall.recipient) is is_payee_same
-    assert purse.spent == "0.25"
-
-
-def test_a_late_seller_serves_first_and_settles_20_seconds_later(
-    server: AgentPayServer, paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse
-) -> None:
-    paywall.mode = Mode.SETTLE_LATE
-    assert shop.get("/forecast", headers=payer.header(shop.get("/forecast"))).status_code == 200
-    server.sandbox.clock.advance(LATE_SECONDS - 1)
-    assert (paywall.sales[0].status, purse.spent) == ("held", "0")
-    server.sandbox.clock.advance(1)
-    assert (paywall.sales[0].status, purse.spent) == ("settled", "0.25")
-
-
-def test_a_seller_that_holds_a_payment_can_still_take_it_before_it_expires(
-    server: AgentPayServer, paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse
-) -> None:
-    paywall.mode = Mode.HOLD
-    header = payer.header(shop.get("/forecast"))
-    assert shop.get("/forecast", headers=header).status_code == 503
-    assert shop.get("/forecast", headers=header).status_code == 503
-    server.sandbox.clock.advance(HELD_SECONDS - 1)
-    assert purse.spent == "0"
-    server.sandbox.clock.advance(1)
-    assert (purse.spent, len(paywall.sales)) == ("0.25", 1)
+    header = shop.header()
+    server.sandbox.clock.advance(age)
+    shop.paywall.mode = mode
+    presented = shop.present(header)
+    assert presented is not None
+    assert presented.status_code == status
+    if mode is Mode.HOLD:
+        again = shop.present(header)
+        assert again is not None
+        assert again.status_code == 503
+    if end == "settled":
+        server.sandbox.clock.advance(seconds - 1)
+        assert (shop.paywall.sales[0].status, shop.spent) == ("held", "0")
+        seconds = 1
+    server.sandbox.clock.advance(seconds)
+    assert (shop.paywall.sales.one().status, shop.spent) == (end, spent)
 
 
 @pytest.mark.parametrize("is_sent", [True, False])
 def test_a_settlement_whose_reply_is_lost_is_held_until_the_chain_shows_it(
-    server: AgentPayServer,
-    paywall: Paywall,
-    shop: httpx.Client,
-    payer: Payer,
-    purse: Purse,
-    monkeypatch: pytest.MonkeyPatch,
-    is_sent: bool,
+    server: AgentPayServer, shop: Shop, monkeypatch: pytest.MonkeyPatch, is_sent: bool
 ) -> None:
-    header = payer.header(shop.get("/forecast"))
+    header = shop.header()
     with monkeypatch.context() as patched:
         lose_replies_to_fee_payers(patched, is_sent=is_sent)
-        refused = shop.get("/forecast", headers=header)
-    assert (refused.status_code, paywall.requests[-1].reason) == (402, "settlement_pending")
-    sale = paywall.sales.one()
+        refused = shop.http.get("/forecast", headers=header)
+    assert (refused.status_code, shop.reason) == (402, "settlement_pending")
+    sale = shop.paywall.sales.one()
     assert (sale.status, sale.tx_signature is not None) == ("held", True)
-    assert sale.tx_signature in str(paywall.requests[-1].message)
+    assert sale.tx_signature in str(shop.paywall.requests[-1].message)
     server.sandbox.clock.advance(5)
-    assert (paywall.sales.one().status, purse.spent) == ("settled", "0.25")
-
-
-def test_a_payment_that_is_held_past_its_expiry_never_lands(
-    server: AgentPayServer, paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse
-) -> None:
-    header = payer.header(shop.get("/forecast"))
-    server.sandbox.clock.advance(10)
-    paywall.mode = Mode.HOLD
-    assert shop.get("/forecast", headers=header).status_code == 503
-    server.sandbox.clock.advance(120)
-    assert (paywall.sales[0].status, purse.spent) == ("failed", "0")
-
-
-def test_a_seller_that_never_settles_serves_for_nothing(
-    server: AgentPayServer, paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse
-) -> None:
-    paywall.mode = Mode.NEVER_SETTLE
-    assert shop.get("/forecast", headers=payer.header(shop.get("/forecast"))).status_code == 200
-    server.sandbox.clock.advance(hours=2)
-    assert (paywall.sales[0].status, purse.spent) == ("held", "0")
+    assert (shop.paywall.sales.one().status, shop.spent) == ("settled", "0.25")
 
 
 @pytest.mark.parametrize("is_on_port", [False, True])
-def test_a_redirect_leads_to_another_origin_that_records_requests(
-    paywall: Paywall, payer: Payer, purse: Purse, is_on_port: bool
-) -> None:
-    if is_on_port:
-        http = httpx.Client(base_url=paywall.listen())
-    else:
-        http = httpx.Client(base_url=paywall.base_url, transport=paywall.transport())
+def test_a_redirect_leads_to_another_origin_that_records_requests(shop: Shop, is_on_port: bool) -> None:
+    paywall = shop.paywall
     paywall.mode = Mode.REDIRECT
-    with http:
-        header = payer.header(http.get("/forecast"), **only(Protocol.X402_V2))
-        moved = http.get("/forecast", headers=header)
-        assert moved.status_code == 307
-        assert httpx.URL(moved.headers["location"]).host != http.base_url.host
-        # A client that does not follow with its payment has paid nothing.
-        assert (purse.spent, paywall.sales) == ("0", [])
-        # httpx itself does follow, and takes every header along but Authorization.
-        http.get("/forecast", headers=header, follow_redirects=True)
-    assert purse.spent == "0.25"
+    http = httpx.Client(base_url=paywall.listen()) if is_on_port else shop.http
+    header = shop.payer.header(http.get("/x402_v2"))
+    moved = http.get("/x402_v2", headers=header)
+    assert moved.status_code == 307
+    assert httpx.URL(moved.headers["location"]).host != http.base_url.host
+    # A client that does not follow with its payment has paid nothing.
+    assert (shop.spent, paywall.sales) == ("0", [])
+    # httpx itself does follow, and takes every header along but Authorization.
+    http.get("/x402_v2", headers=header, follow_redirects=True)
+    assert shop.spent == "0.25"
+    http.close()
 
 
-@pytest.mark.parametrize("mode", [Mode.WRONG_NETWORK, Mode.WRONG_MINT])
-def test_challenges_for_wrong_money_are_unpayable(
-    paywall: Paywall, shop: httpx.Client, payer: Payer, mode: Mode
-) -> None:
-    paywall.mode = mode
-    for protocol in PROTOCOLS:
-        asked = shop.get(f"/{protocol}")
-        assert len(payer.offers(asked)) == 1
+UNPAYABLE = (Mode.WRONG_NETWORK, Mode.WRONG_MINT, Mode.MALFORMED_CHALLENGE, Mode.ENORMOUS_CHALLENGE)
+
+
+@every_protocol
+@pytest.mark.parametrize("mode", UNPAYABLE)
+def test_no_challenge_of_a_wrong_seller_can_be_paid(shop: Shop, mode: Mode, protocol: Protocol) -> None:
+    shop.paywall.sell("/bad", "0.25", protocols=[protocol], mode=mode)
+    asked = shop.http.get("/bad")
+    assert asked.status_code == 402
+    if mode is Mode.MALFORMED_CHALLENGE:
+        several = [shop.http.get("/bad") for _ in range(20)]
+        assert not any(shop.payer.can_read(each) for each in several)
+        names = ("payment-required", "www-authenticate")
+        assert len({(*map(each.headers.get, names), each.content) for each in several}) >= 10
+    elif mode is Mode.ENORMOUS_CHALLENGE:
+        assert sum(len(value) for value in asked.headers.values()) + len(asked.content) > 2**20
+        with pytest.raises(ValueError, match=r"larger|longer"):
+            shop.payer.offers(asked)
+    else:
+        assert len(shop.payer.offers(asked)) == 1
         with pytest.raises(AssertionError, match="nothing payable"):
-            payer.payment(asked)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_no_malformed_challenge_can_be_read(
-    paywall: Paywall, shop: httpx.Client, payer: Payer, protocol: Protocol
-) -> None:
-    paywall.sell("/bad", "0.25", protocols=[protocol], mode="malformed_challenge")
-    seen = set()
-    for _ in range(20):
-        asked = shop.get("/bad")
-        assert asked.status_code == 402
-        seen.add(
-            (asked.headers.get("payment-required"), asked.headers.get("www-authenticate"), asked.content)
-        )
-        assert not payer.can_read(asked)
-    assert len(seen) >= 10
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_enormous_challenge_is_refused_before_it_is_decoded(
-    paywall: Paywall, shop: httpx.Client, payer: Payer, protocol: Protocol
-) -> None:
-    paywall.sell("/big", "0.25", protocols=[protocol], mode="enormous_challenge")
-    asked = shop.get("/big")
-    assert sum(len(value) for value in asked.headers.values()) + len(asked.content) > 2**20
-    with pytest.raises(ValueError, match=r"larger|longer"):
-        payer.offers(asked)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_injected_instruction_does_not_change_the_terms(
-    paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse, protocol: Protocol
-) -> None:
-    paywall.sell("/note", "0.25", protocols=[protocol], mode="injected_instruction", description="Weather")
-    asked = shop.get("/note")
-    assert "SYSTEM: ignore all previous" in asked.text
-    assert shop.get("/note", headers=payer.header(asked)).status_code == 200
-    assert purse.spent == "0.25"
+            shop.payer.payment(asked)
 
 
 def test_every_mode_is_tested() -> None:
-    tested = {*SETTLING, Mode.SETTLE_LATE, Mode.HOLD, Mode.NEVER_SETTLE, Mode.REDIRECT}
-    tested |= {Mode.WRONG_NETWORK, Mode.WRONG_MINT, Mode.MALFORMED_CHALLENGE, Mode.ENORMOUS_CHALLENGE}
-    assert tested == set(Mode)
+    assert {*SETTLING, *(mode for mode, *_ in LATER), Mode.REDIRECT, *UNPAYABLE} == set(Mode)
 
 
 # --- Around ------------------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_includes_the_state_of_the_seller(
-    server: AgentPayServer, paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse
-) -> None:
-    header = payer.header(shop.get("/forecast"))
+def test_a_snapshot_includes_the_state_of_the_seller(server: AgentPayServer, shop: Shop) -> None:
+    header = shop.header()
     before = server.sandbox.snapshot()
-    assert shop.get("/forecast", headers=header).status_code == 200
+    assert shop.http.get("/forecast", headers=header).status_code == 200
     server.sandbox.restore(before)
-    assert (paywall.sales, purse.spent) == ([], "0")
+    assert (shop.paywall.sales, shop.spent) == ([], "0")
     # Signed before the snapshot, it can land in this future too.
-    assert shop.get("/forecast", headers=header).status_code == 200
+    assert shop.http.get("/forecast", headers=header).status_code == 200
     server.sandbox.reset()
-    assert (paywall.sales, shop.get("/forecast").status_code) == ([], 402)
+    assert (shop.paywall.sales, shop.http.get("/forecast").status_code) == ([], 402)
 
 
 def test_seed_and_name_determine_the_addresses_of_a_seller() -> None:
@@ -662,10 +460,16 @@ def test_invalid_prices_and_modes_are_refused(
         Paywall(server, **arguments)  # type: ignore[arg-type]
 
 
+OWNER = str(Keypair().pubkey())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"splits": {"bad": "0.1"}}, "splits: 'bad' is not a Solana address"),
+        ({"splits": {OWNER: 1}}, "leave something"),
+        ({"splits": {OWNER: "0.1"}, "protocols": ["x402_v2"]}, "no splits"),
+        ({"price": 0.5}, "float"),
         ({"description": "\ud800"}, "description contains"),
         ({"external_id": "\ud800"}, "external_id contains"),
         ({"category": "\ud800"}, "category contains"),
@@ -673,37 +477,11 @@ def test_invalid_prices_and_modes_are_refused(
     ],
 )
 def test_a_product_that_could_not_be_served_is_refused_when_it_is_sold(
-    paywall: Paywall, shop: httpx.Client, arguments: dict[str, Any], message: str
+    shop: Shop, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
-        paywall.sell("/wrong", 1, protocols=["mpp"], **arguments)
-    assert shop.get("/wrong").status_code == 404
-
-
-@pytest.mark.parametrize("description", ["天气 for 5 €", "two\r\nSet-Cookie: a=b", 'a "b" \\u00e9', "🌦"])
-def test_any_text_describes_what_is_sold(
-    paywall: Paywall, shop: httpx.Client, payer: Payer, description: str
-) -> None:
-    paywall.sell("/text", "0.25", protocols=["mpp"], description=description)
-    asked = shop.get("/text")
-    header = asked.headers["www-authenticate"]
-    assert header.isascii()
-    assert header.isprintable()
-    assert "set-cookie" not in asked.headers
-    (offer,) = payer.offers(asked)
-    assert offer.echo["description"] == description
-    assert Challenge.from_www_authenticate(header).description == description
-    assert shop.get("/text", headers=payer.header(asked)).status_code == 200
-
-
-def test_x402_has_no_splits(paywall: Paywall) -> None:
-    owner = str(Keypair().pubkey())
-    with pytest.raises(ValueError, match="no splits"):
-        paywall.sell("/", 1, splits={owner: "0.1"})
-    with pytest.raises(ValueError, match="leave something"):
-        paywall.sell("/", 1, protocols=["mpp"], splits={owner: 1})
-    with pytest.raises(TypeError):
-        paywall.sell("/", 0.5)  # type: ignore[arg-type]
+        shop.paywall.sell("/wrong", **{"price": 1, "protocols": ["mpp"], **arguments})
+    assert shop.http.get("/wrong").status_code == 404
 
 
 def test_the_fixture_sells_on_the_server_of_the_test(

@@ -9,7 +9,7 @@ import machine_clock
 import money
 import pytest
 import receivers
-from sellers import _url64
+from sellers import mpp
 from server_world import raw_client
 from session_sellers import GRACE_SECONDS, ORIGIN, SessionSeller, UptoSeller
 from sqlalchemy import select
@@ -143,6 +143,9 @@ def test_a_session_is_opened_charged_and_closed(http, client, server, seller, ac
     totals = [paid(f"call-{number}")["running_total_usdc"] for number in (1, 2, 3)]
     assert totals == ["0.001000", "0.002000", "0.003000"]
 
+    charge = {"amount": "0.1", "idempotency_key": "charge"}
+    charged = http.post(f"/ext/v1/sessions/{opening['session_id']}/charges", json=charge)
+    refused(charged, 409, "session_closed")
     session = session_of(http, opening["session_id"])
     assert session["status"] == "open"
     assert (session["protocol"], session["origin"]) == ("mpp", ORIGIN)
@@ -197,14 +200,9 @@ def test_a_key_is_not_used_for_another_price(opened, seller, step, authorize) ->
     refused(authorize(seller.ask(), "call-1", cap=None), 409, "idempotency_conflict")
 
 
-def test_a_key_of_a_payment_opens_no_session(seller, authorize, step) -> None:
-    response = authorize(seller.ask(), "call-1")
-    assert response.status_code == 201
-    assert "step" not in response.json()
-    refused(authorize(seller.ask_session(), "call-1"), 409, "idempotency_conflict")
-
-
-def test_one_voucher_is_in_flight(opened, seller, authorize, step, report, monkeypatch) -> None:
+def test_one_voucher_is_in_flight_until_its_report_or_for_30_seconds(
+    opened, seller, authorize, step, report, monkeypatch
+) -> None:
     opened()
     first = step(seller.ask_session(), "call-1")
     waiting = authorize(seller.ask_session(), "call-2")
@@ -212,17 +210,10 @@ def test_one_voucher_is_in_flight(opened, seller, authorize, step, report, monke
     assert waiting.headers["Retry-After"] == "1"
     assert report(first, 200)["outcome"]["status_code"] == 200
     assert step(seller.ask_session(), "call-2")["running_total_usdc"] == "0.002000"
-
-
-def test_a_voucher_without_a_report_is_in_flight_for_30_seconds(
-    opened, seller, authorize, step, monkeypatch
-) -> None:
-    opened()
-    step(seller.ask_session(), "call-1")
     machine_clock.ahead(monkeypatch, 29)
-    refused(authorize(seller.ask_session(), "call-2"), 503, "service_unavailable")
+    refused(authorize(seller.ask_session(), "call-3"), 503, "service_unavailable")
     machine_clock.ahead(monkeypatch, 31)
-    assert step(seller.ask_session(), "call-2")["running_total_usdc"] == "0.002000"
+    assert step(seller.ask_session(), "call-3")["running_total_usdc"] == "0.003000"
 
 
 def test_the_cap_is_never_exceeded(opened, seller, authorize, paid, http) -> None:
@@ -273,12 +264,16 @@ def test_a_voucher_that_violates_a_constraint_is_not_tried_again_and_again(
 # --- Openings
 
 
-def test_equal_terms_get_one_opening(seller, step, http) -> None:
+def test_equal_terms_get_one_opening_and_other_terms_another(seller, step) -> None:
     first = step(seller.ask_session(), "call-1")
     second = step(seller.ask_session(5_000), "call-2")
     assert (second["step"], second["session_id"]) == ("open", first["session_id"])
     assert second["is_replay"]
     assert second["header"] == first["header"]
+    assert seller.accept_opening(first["header"]).failure is None
+    other = step(seller.ask_session(shares=[(seller.split.address, 100)]), "call-3")
+    assert (other["step"], other["is_replay"]) == ("open", False)
+    assert other["session_id"] != first["session_id"]
 
 
 @pytest.fixture
@@ -336,13 +331,6 @@ def test_an_opening_that_nobody_lands_expires_and_one_new_one_follows(seller, st
     assert step(seller.ask_session(), "call-1")["step"] == "voucher"
 
 
-def test_other_terms_are_another_channel(opened, seller, step) -> None:
-    session_id = opened()
-    other = step(seller.ask_session(shares=[(seller.split.address, 100)]), "call-2")
-    assert other["step"] == "open"
-    assert other["session_id"] != session_id
-
-
 def test_a_payee_gets_its_part_and_so_does_every_share(opened, seller, step, report, http, server) -> None:
     shares = [(seller.split.address, 3_333)]
     session_id = opened(ask={"shares": shares})
@@ -356,46 +344,48 @@ def test_a_payee_gets_its_part_and_so_does_every_share(opened, seller, step, rep
     assert (seller.received, seller.received_by_others) == (667, 333)
 
 
-@pytest.mark.parametrize(
-    ("details", "reason"),
-    [
-        ({"channelProgram": "11111111111111111111111111111111"}, "channelProgram is another program"),
-        ({"channelProgram": None}, "channelProgram is another program"),
-        (
-            {"tokenProgram": "TokenzQdBNbLqP5VEhdkAS6EPFLC1PHnBqCXEpPxuEb"},
-            "tokenProgram must be that of USDC",
-        ),
-        ({"decimals": 9}, "decimals must be 6"),
-        ({"network": "mainnet-beta"}, "network is mainnet-beta"),
-        ({"gracePeriodSeconds": 3_601}, "its grace period is not between"),
-        ({"gracePeriodSeconds": 0}, "its grace period is not between"),
-        ({"gracePeriodSeconds": None}, "gracePeriodSeconds is missing"),
-        ({"minimumDeposit": "1000001"}, "minimumDeposit is 1.000001 USDC and session_cap 1.000000 USDC"),
-        ({"voucherSigner": "operator"}, "voucherSigner is not client"),
-        ({"feePayer": False}, "feePayer is not true"),
-        ({"minVoucherDelta": "1001"}, "minVoucherDelta is above the price"),
-        ({"recentBlockhash": "11111111111111111111111111111111"}, "its recentBlockhash is not valid"),
-        ({"recentBlockhash": None}, "it has no recentBlockhash"),
-        ({"recentSlot": "1000"}, "its recentSlot is over 300 slots"),
-        ({"recentSlot": None}, "it has no recentBlockhash or no recentSlot"),
-        ({"distributionSplits": [{"recipient": "1" * 32, "shareBps": 10_001}]}, "distributionSplits: shares"),
-        ({"distributionSplits": [{"recipient": "1" * 32, "shareBps": 1}] * 9}, "more than 8 entries"),
-        ({"currency": "So11111111111111111111111111111111111111112"}, "token is So111"),
-        ({"currency": "SOL", "decimals": 9, "minimumDeposit": str(2**64 - 1)}, "token is SOL"),
-        ({"recipient": NOBODY}, f"its recipient {NOBODY} has no USDC token account"),
-        (
-            {"feePayerKey": str(EVENT_AUTHORITY)},
-            f"its fee payer {EVENT_AUTHORITY} is not a key that can sign",
-        ),
-        ({"feePayerKey": USDC_MINTS["mainnet-beta"]}, "belongs to a program, so it cannot pay fees"),
-    ],
-)
-def test_bad_terms_of_a_seller_are_not_paid_and_the_next_offer_is(seller, authorize, details, reason) -> None:
-    session = seller.ask_session(**details)
-    body = refused(authorize(session), 422, "nothing_payable")
-    assert reason in body["details"][0]["message"]
-    both = {"headers": [*session["headers"], *seller.ask("mpp")["headers"]]}
-    assert authorize(both).json()["status"] == "submitted"
+BAD_TERMS: list[tuple[dict[str, Any], str]] = [
+    ({"channelProgram": "11111111111111111111111111111111"}, "channelProgram is another program"),
+    ({"channelProgram": None}, "channelProgram is another program"),
+    (
+        {"tokenProgram": "TokenzQdBNbLqP5VEhdkAS6EPFLC1PHnBqCXEpPxuEb"},
+        "tokenProgram must be that of USDC",
+    ),
+    ({"decimals": 9}, "decimals must be 6"),
+    ({"network": "mainnet-beta"}, "network is mainnet-beta"),
+    ({"gracePeriodSeconds": 3_601}, "its grace period is not between"),
+    ({"gracePeriodSeconds": 0}, "its grace period is not between"),
+    ({"gracePeriodSeconds": None}, "gracePeriodSeconds is missing"),
+    ({"minimumDeposit": "1000001"}, "minimumDeposit is 1.000001 USDC and session_cap 1.000000 USDC"),
+    ({"voucherSigner": "operator"}, "voucherSigner is not client"),
+    ({"feePayer": False}, "feePayer is not true"),
+    ({"minVoucherDelta": "1001"}, "minVoucherDelta is above the price"),
+    ({"recentBlockhash": "11111111111111111111111111111111"}, "its recentBlockhash is not valid"),
+    ({"recentBlockhash": None}, "it has no recentBlockhash"),
+    ({"recentSlot": "1000"}, "its recentSlot is over 300 slots"),
+    ({"recentSlot": None}, "it has no recentBlockhash or no recentSlot"),
+    ({"distributionSplits": [{"recipient": "1" * 32, "shareBps": 10_001}]}, "distributionSplits: shares"),
+    ({"distributionSplits": [{"recipient": "1" * 32, "shareBps": 1}] * 9}, "more than 8 entries"),
+    ({"currency": "So11111111111111111111111111111111111111112"}, "token is So111"),
+    ({"currency": "SOL", "decimals": 9, "minimumDeposit": str(2**64 - 1)}, "token is SOL"),
+    ({"recipient": NOBODY}, f"its recipient {NOBODY} has no USDC token account"),
+    (
+        {"feePayerKey": str(EVENT_AUTHORITY)},
+        f"its fee payer {EVENT_AUTHORITY} is not a key that can sign",
+    ),
+    ({"feePayerKey": USDC_MINTS["mainnet-beta"]}, "belongs to a program, so it cannot pay fees"),
+]
+
+
+def test_bad_terms_of_a_seller_are_not_paid_and_the_next_offer_is(seller, authorize, account, server) -> None:
+    own = "feePayerKey is an address of this service"
+    ours = [({"feePayerKey": address}, own) for address in (account.chain_address, money.treasury(server))]
+    for number, (details, reason) in enumerate([*BAD_TERMS, *ours]):
+        session = seller.ask_session(**details)
+        body = refused(authorize(session, f"call-{number}"), 422, "nothing_payable")
+        assert reason in body["details"][0]["message"]
+        both = {"headers": [*session["headers"], *seller.ask("mpp")["headers"]]}
+        assert authorize(both, f"call-{number}").json()["status"] == "submitted", details
 
 
 @pytest.mark.parametrize("kind", ["session", "single payment"])
@@ -430,28 +420,26 @@ def test_three_openings_that_cannot_land_are_looked_up(seller, authorize, monkey
     assert body["details"][4]["message"] == "it is not judged, since 3 channels before it cannot be opened"
 
 
-def test_our_own_addresses_never_pay_the_fee(seller, authorize, account, server) -> None:
-    for address in (account.chain_address, money.treasury(server)):
-        body = refused(authorize(seller.ask_session(feePayerKey=address)), 422, "nothing_payable")
-        assert "feePayerKey is an address of this service" in body["details"][0]["message"]
-    own = seller.ask_session(recipient=account.chain_address)
-    refused(authorize(own), 422, "nothing_payable")
-
-
-def test_a_session_is_paid_only_with_a_cap(seller, authorize) -> None:
-    body = refused(authorize(seller.ask_session(), cap=None), 422, "nothing_payable")
-    assert "intent is session, which is paid only with session_cap" in body["details"][0]["message"]
-    refused(authorize(seller.ask_session(), cap="0.001"), 400, "invalid_request")
-
-
 def test_an_older_dialect_is_named(authorize) -> None:
-    request = _url64({"cap": "1000", "operator": "x", "currency": "USDC"})
-    header = f'Payment id="1", realm="a", method="solana", intent="session", request="{request}"'
+    header = mpp({"cap": "1000", "operator": "x", "currency": "USDC"}, intent="session")
     body = refused(authorize({"headers": [["WWW-Authenticate", header]]}), 422, "nothing_payable")
     assert "older dialect" in body["details"][0]["message"]
 
 
-def test_a_session_comes_before_a_single_payment(seller, authorize) -> None:
+def test_a_session_is_paid_only_with_a_cap_and_then_before_a_single_payment(
+    seller, authorize, account
+) -> None:
+    body = refused(authorize(seller.ask_session(), cap=None), 422, "nothing_payable")
+    assert "intent is session, which is paid only with session_cap" in body["details"][0]["message"]
+    lock = "ass a session_cap of what you are willing to lock in a channel, and retry with the same key."
+    assert body["message"].endswith(f" P{lock}")
+    dear = {"headers": [*seller.ask("mpp", 2_000)["headers"], *seller.ask_session(1_000)["headers"]]}
+    body = refused(authorize(dear, cap=None, max_amount="0.0015"), 422, "nothing_payable")
+    assert body["message"].endswith(f" Raise max_amount if the price is right or p{lock}")
+    above = refused(authorize(seller.ask_session(minimumDeposit="2000000")), 422, "nothing_payable")
+    assert above["message"].endswith(f" P{lock}")
+    refused(authorize(seller.ask_session(), cap="0.001"), 400, "invalid_request")
+    refused(authorize(seller.ask_session(recipient=account.chain_address)), 422, "nothing_payable")
     both = {"headers": [*seller.ask("mpp", 500)["headers"], *seller.ask_session(1_000)["headers"]]}
     assert authorize(both, "call-1").json()["step"] == "open"
     assert "step" not in authorize(both, "call-2", cap=None).json()
@@ -460,9 +448,7 @@ def test_a_session_comes_before_a_single_payment(seller, authorize) -> None:
 def test_payments_whose_channels_are_paid_out_in_one_transaction_have_an_amount_each(
     server, http, client, account
 ) -> None:
-    running = server._running
-    seller = UptoSeller(running.server.chain, running.server.context.signer, running._owner.call)
-    seller.open()
+    running, seller = server._running, UptoSeller.at(server).open()
     payouts = []
     for key, amount in (("all", 50_000), ("half", 20_000), ("none", 0)):
         body = {"account_id": account.account_id, "idempotency_key": key, "origin": ORIGIN}
@@ -486,9 +472,7 @@ def test_payments_whose_channels_are_paid_out_in_one_transaction_have_an_amount_
 
 
 def test_an_account_of_the_service_gets_what_a_channel_pays_it(server, http, client, account) -> None:
-    running = server._running
-    seller = UptoSeller(running.server.chain, running.server.context.signer, running._owner.call)
-    seller.open()
+    running, seller = server._running, UptoSeller.at(server).open()
     payee = client.accounts.create(name="Payee")
     seller.wallet = SimpleNamespace(address=payee.chain_address)
     body = {"account_id": account.account_id, "idempotency_key": "key", "origin": ORIGIN}
@@ -548,21 +532,15 @@ def test_a_session_whose_first_voucher_a_rule_forbids_is_not_opened_and_gives_wa
         assert (both["status"], both["amount_usdc"]) == ("submitted", "0.000900")
 
 
-def test_a_voucher_that_a_rule_forbids_gives_way_to_a_single_payment(
-    opened, seller, authorize, client, account
-) -> None:
-    opened()
-    client.policies.update(account.account_id, max_single_transfer="0.0009")
-    both = {"headers": [*seller.ask_session(1_000)["headers"], *seller.ask("mpp", 900)["headers"]]}
-    assert authorize(both, "call-2").json()["amount_usdc"] == "0.000900"
-
-
 def test_the_policy_judges_each_voucher(opened, seller, authorize, client, account, paid, http) -> None:
     opened()
     client.policies.update(account.account_id, max_single_transfer="0.002")
     assert paid("call-1", 2_000)["amount_usdc"] == "0.002000"
     body = refused(authorize(seller.ask_session(2_001), "call-2"), 402, "policy_violation")
     assert "max_single_transfer" in body["message"]
+    # It gives way to a single payment.
+    both = {"headers": [*seller.ask_session(2_001)["headers"], *seller.ask("mpp", 900)["headers"]]}
+    assert authorize(both, "single").json()["amount_usdc"] == "0.000900"
     client.policies.update(account.account_id, max_single_transfer=None)
     refused(authorize(seller.ask_session(), "call-2", max_amount="0.0005"), 422, "nothing_payable")
     client.policies.update(account.account_id, categories=["data"])
@@ -707,9 +685,3 @@ def test_a_session_that_its_seller_sealed_without_paying_out_is_paid_out(
     session = session_of(http, session_id)
     assert (session["status"], session["settled_usdc"]) == ("settled", "0.001000")
     assert seller.received == 1_000
-
-
-def test_a_session_accepts_no_charges(opened, http) -> None:
-    session_id = opened()
-    body = {"amount": "0.1", "idempotency_key": "charge"}
-    refused(http.post(f"/ext/v1/sessions/{session_id}/charges", json=body), 409, "session_closed")

@@ -108,17 +108,9 @@ class Seller:
                 "methodDetails": details,
                 **{name: value for name, value in more.items() if name != "category"},
             }
-            parameters = {
-                "id": f"challenge-{self._asked}",
-                "realm": "api.example.com",
-                "method": "solana",
-                "intent": "charge",
-                "request": _url64(request),
-            }
-            if "category" in more:
-                parameters["opaque"] = _url64({"category": more["category"]})
-            text = ", ".join(f'{name}="{value}"' for name, value in parameters.items())
-            return {"headers": [["www-authenticate", f"Payment {text}"]]}
+            opaque = {"opaque": _url64({"category": more["category"]})} if "category" in more else {}
+            header = mpp(request, id=f"challenge-{self._asked}", **opaque)
+            return {"headers": [["www-authenticate", header]]}
         extra = {"feePayer": fee_payer} if is_sponsored else {}
         offer: dict[str, Any] = {
             "scheme": "exact",
@@ -193,6 +185,19 @@ class Seller:
     async def _balance(self, token_account: str) -> int:
         (found,) = await self.chain.token_accounts([token_account])
         return 0 if found is None else int(found.amount_micro)
+
+
+def mpp(request: dict[str, Any], **parameters: str) -> str:
+    """Return a challenge of MPP."""
+    told = {
+        "id": "1",
+        "realm": "api.example.com",
+        "method": "solana",
+        "intent": "charge",
+        "request": _url64(request),
+        **parameters,
+    }
+    return "Payment " + ", ".join(f'{name}="{value}"' for name, value in told.items())
 
 
 def name_of(raw: bytes) -> str:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from sellers import DEVNET, Run, Seller, _url64
+from sellers import DEVNET, Run, Seller, mpp
 from sellers import ORIGIN as ORIGIN
 from solders.hash import Hash
 from solders.instruction import Instruction
@@ -44,13 +44,11 @@ class SessionSeller(Seller):
 
     # --- Asking
 
-    def ask_session(
-        self, amount: int = 1_000, *, shares: list[tuple[str, int]] | None = None, **more: Any
-    ) -> dict[str, Any]:
-        """Return `headers` of a 402 whose offer is a session; `more` are further or other `methodDetails`."""
+    def ask_session(self, amount: int = 1_000, **more: Any) -> dict[str, Any]:
+        """Return `headers` of a 402 whose offer is a session: `shares`, further or other `methodDetails`."""
         blockhash = self._run(self.chain.latest_blockhash()).value
         slot = self._run(self.chain.blockhash_slot(blockhash))
-        return self.offer_session(blockhash, slot, amount, shares=shares, **more)
+        return self.offer_session(blockhash, slot, amount, **more)
 
     def offer_session(
         self,
@@ -84,7 +82,9 @@ class SessionSeller(Seller):
             "methodDetails": {name: value for name, value in details.items() if value is not None},
             **top,
         }
-        return {"headers": [["www-authenticate", _challenge(self._asked, request)]]}
+        return {
+            "headers": [["www-authenticate", mpp(request, id=f"session-{self._asked}", intent="session")]]
+        }
 
     # --- Being paid
 
@@ -312,17 +312,6 @@ def opening_in(payload: dict[str, Any]) -> OnchainTerms:
     assert {name: payload[name] for name in claimed} == claimed
     assert str(opening.rent_payer) == str(message.account_keys[0])
     return opening
-
-
-def _challenge(number: int, request: dict[str, Any]) -> str:
-    parameters = {
-        "id": f"session-{number}",
-        "realm": "api.example.com",
-        "method": "solana",
-        "intent": "session",
-        "request": _url64(request),
-    }
-    return "Payment " + ", ".join(f'{name}="{value}"' for name, value in parameters.items())
 
 
 def block_before_the_decision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,15 @@ from agentpay.contract.usdc import MAX_MICRO
 from agentpay_server.chain.instructions import USDC_MINTS
 from agentpay_server.plugins.pay402.challenges.fields import MAX_AMOUNT
 from agentpay_server.plugins.pay402.challenges.offers import MAX_OFFERS, read_challenge, sift, wrap
-from agentpay_server.plugins.pay402.challenges.terms import Offer, Skipped, UnreadableChallengeError
+from agentpay_server.plugins.pay402.challenges.terms import (
+    ChallengeTerms,
+    Leg,
+    Network,
+    Offer,
+    Protocol,
+    Skipped,
+    UnreadableChallengeError,
+)
 
 USDC = USDC_MINTS["mainnet-beta"]
 SELLER = str(Keypair.from_seed(b"seller..........................").pubkey())
@@ -20,6 +28,16 @@ FACILITATOR = Keypair.from_seed(b"facilitator.....................")
 FEE_PAYER = str(FACILITATOR.pubkey())
 DEVNET = "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1"
 NOW_US = 1_767_225_600_000_000  # 2026-01-01T00:00:00Z
+
+
+PLAIN = ChallengeTerms(
+    protocol=Protocol.X402_V2,
+    network=Network.DEVNET,
+    mint=USDC,
+    legs=(Leg(recipient=SELLER, amount_micro=1_000),),
+    fee_payer=FEE_PAYER,
+)
+"""What `v2()` asks for."""
 
 
 def b64(content: Any) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from challenge_world import (
     DEVNET,
-    FACILITATOR,
+    FEE_PAYER,
     NOW_US,
+    PLAIN,
     SELLER,
     SPLIT,
     USDC,
@@ -27,7 +28,6 @@ from challenge_world import (
 from agentpay_server.chain.instructions import TOKEN_2022_PROGRAM
 from agentpay_server.plugins.pay402.challenges.offers import read_challenge, sift, wrap
 from agentpay_server.plugins.pay402.challenges.terms import (
-    ChallengeTerms,
     Leg,
     Network,
     Offer,
@@ -37,8 +37,6 @@ from agentpay_server.plugins.pay402.challenges.terms import (
 )
 
 pytestmark = pytest.mark.plugin("payments")
-
-FEE_PAYER = str(FACILITATOR.pubkey())
 
 
 @pytest.fixture(autouse=True)
@@ -61,15 +59,6 @@ def one(*headers: tuple[str, str], body: bytes = b"{}") -> Offer:
 def chosen(*offers: Offer, **options: Any) -> Offer | None:
     found = sift(offers, **{"cluster": None, "usdc_mint": USDC, "now_us": NOW_US, **options})
     return next(iter(found.payable.values()), None)
-
-
-PLAIN = ChallengeTerms(
-    protocol=Protocol.X402_V2,
-    network=Network.DEVNET,
-    mint=USDC,
-    legs=(Leg(recipient=SELLER, amount_micro=1_000),),
-    fee_payer=FEE_PAYER,
-)
 
 
 # --- What is read
@@ -158,6 +147,7 @@ def test_the_cheapest_offer_is_chosen_and_at_one_price_x402_before_mpp() -> None
         ([], b'{"x402Version": 3, "accepts": []}'),
         ([], b'{"x402Version": true, "accepts": []}'),
         ([v2(v2_entry(scheme="upto"), v2_entry(network="eip155:8453"), v2_entry(network=7))], b""),
+        ([v2(v2_entry(network="solana:4fiLVse8JMr867txb71idMPwpt8KXo2z"))], b""),
         ([mpp(method="tempo", request="%%%")], b""),
         ([mpp(intent="session")], b""),
     ],
@@ -248,30 +238,6 @@ def test_an_unreadable_challenge_is_refused_with_a_fixed_message_unless_another_
     skipped, offer = read_challenge([header, mpp()], b"")
     assert skipped == Skipped(str(caught.value), is_read=False)
     assert offer == one(mpp())
-
-
-@pytest.mark.parametrize(
-    ("header", "reason"),
-    [
-        (request_with(currency="SOL", amount=str(2**64 - 1), details={"decimals": 9}), "token is SOL; "),
-        (request_with(currency="\u202e"), "token is not a name; "),
-        (
-            request_with(currency=SPLIT, details={"tokenProgram": str(TOKEN_2022_PROGRAM)}),
-            f"token is {SPLIT}; ",
-        ),
-        (
-            request_with(details={"tokenProgram": str(TOKEN_2022_PROGRAM)}),
-            "tokenProgram must be that of USDC",
-        ),
-        (request_with(details={"decimals": 9}), "decimals must be 6"),
-        (changed(asset="native", amount=str(2**64 - 1)), "token is native; "),
-        (changed(amount=str(10**15)), "price is above 999999999.999999 USDC"),
-    ],
-)
-def test_an_offer_in_another_token_is_read_and_not_paid(header: tuple[str, str], reason: str) -> None:
-    (offer,) = read_challenge([header], b"")
-    sifted = sift([offer], cluster=None, usdc_mint=USDC, now_us=NOW_US)
-    assert sifted.reasons[0].startswith(reason)
 
 
 def test_each_offer_of_a_challenge_and_each_challenge_of_a_header_is_read_alone() -> None:
@@ -380,44 +346,55 @@ def test_only_equal_terms_have_equal_digests() -> None:
     assert digest(request_with(details={"feePayer": False})) != digest(mpp())
 
 
-def test_each_offer_that_is_not_paid_has_its_reason() -> None:
-    offers = read_challenge(
-        [
-            v2(
-                v2_entry(scheme="upto"),
-                v2_entry(scheme="batch-settlement"),
-                v2_entry(scheme=None),
-                v2_entry(network="eip155:8453"),
-                v2_entry(network="solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp"),
-                v2_entry(asset=SELLER),
-                v2_entry(amount="2000000"),
-                v2_entry(amount="1000001", scheme="ex\u202eact" * 40),
-            ),
-            mpp(intent="session"),
-            mpp(method="tempo", request="%%%"),
-            mpp(expires="2026-01-01T00:00:00Z"),
-            mpp(),
-        ],
-        b"",
-    )
-    sifted = sift(offers, cluster=None, usdc_mint=USDC, now_us=NOW_US, max_amount_micro=1_000_000)
-    assert list(sifted.payable) == [11]
-    reasons = dict(sifted.reasons)
-    odd = reasons.pop(7)
-    assert "\u202e" not in odd
-    assert len(odd) < 150
-    assert reasons == {
-        0: "scheme is upto, and its offer cannot be read: receiverAuthorizer is missing",
-        1: "scheme is batch-settlement; only exact and upto are paid",
-        2: "scheme is not given; only exact and upto are paid",
-        3: "network is eip155:8453, which is not a Solana network of this protocol",
-        4: "network is mainnet-beta; this service pays on devnet or localnet",
-        5: f"token is {SELLER}; this service pays only USDC, {USDC}",
-        6: "price is 2.000000 USDC and max_amount 1.000000 USDC",
-        8: "intent is session, and its offer cannot be read: gracePeriodSeconds is missing",
-        9: "method is tempo; only solana is paid",
-        10: "expired at 2026-01-01T00:00:00.000Z; request the resource again",
-    }
+EXPIRED = mpp(expires="2026-01-01T00:00:00Z")
+MAINNET = "solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp"
+OTHER_PROGRAM = {"tokenProgram": str(TOKEN_2022_PROGRAM)}
+REASONS: list[tuple[tuple[str, str], str]] = [
+    (changed(scheme="upto"), "scheme is upto, and its offer cannot be read: receiverAuthorizer is missing"),
+    (changed(scheme="batch-settlement"), "scheme is batch-settlement; only exact and upto are paid"),
+    (changed(scheme=None), "scheme is not given; only exact and upto are paid"),
+    (
+        changed(network="eip155:8453"),
+        "network is eip155:8453, which is not a Solana network",
+    ),
+    (changed(network=MAINNET), "network is mainnet-beta; this service pays on devnet or localnet"),
+    (changed(asset=SELLER), f"token is {SELLER}; this service pays only USDC, {USDC}"),
+    (changed(asset="native", amount=str(2**64 - 1)), "token is native; "),
+    (changed(amount="2000000"), "price is 2.000000 USDC and max_amount 1.000000 USDC"),
+    (changed(amount=str(10**15)), "price is above 999999999.999999 USDC"),
+    (
+        request_with(currency="SOL", details={"decimals": 9}),
+        "token is SOL; ",
+    ),
+    (request_with(currency="\u202e"), "token is not a name; "),
+    (
+        request_with(currency=SPLIT, details=OTHER_PROGRAM),
+        f"token is {SPLIT}; ",
+    ),
+    (request_with(details=OTHER_PROGRAM), "tokenProgram must be that of USDC"),
+    (request_with(details={"decimals": 9}), "decimals must be 6"),
+    (mpp(intent="session"), "intent is session, and its offer cannot be read: gracePeriodSeconds is missing"),
+    (mpp(method="tempo", request="%%%"), "method is tempo; only solana is paid"),
+    (EXPIRED, "expired at 2026-01-01T00:00:00.000Z; request the resource again"),
+]
+
+
+@pytest.mark.parametrize(("header", "reason"), REASONS)
+def test_an_offer_that_is_not_paid_has_its_reason_and_spoils_no_other(
+    header: tuple[str, str], reason: str
+) -> None:
+    found = read_challenge([header, mpp()], b"")
+    sifted = sift(found, cluster=None, usdc_mint=USDC, now_us=NOW_US, max_amount_micro=1_000_000)
+    ((place, told),) = sifted.reasons.items()
+    assert told.startswith(reason)
+    assert list(sifted.payable) == [1 - place]
+
+
+def test_a_reason_repeats_little_and_nothing_odd() -> None:
+    (odd,) = read_challenge([changed(amount="1000001", scheme="ex\u202eact" * 40)], b"")
+    (reason,) = sift([odd], cluster=None, usdc_mint=USDC, now_us=NOW_US).reasons.values()
+    assert "\u202e" not in reason
+    assert len(reason) < 150
 
 
 # --- Sizes
@@ -430,14 +407,11 @@ def nested(levels: int) -> Any:
     return value
 
 
-def test_a_challenge_has_urls_and_descriptions_of_8_kib() -> None:
+def test_a_challenge_has_texts_of_8_kib_and_nests_up_to_64_deep() -> None:
     url, text = "https://api.example.com/" + "q" * 8_168, "d" * 8_192
     assert one(v2(resource={"url": url, "description": text})).resource_url == url
     assert one(body=v1_body(resource=url, description=text)).resource_url == url
     assert one(mpp(description=text)).echo["description"] == text
-
-
-def test_a_challenge_nests_up_to_64_deep() -> None:
     # The entry is within an array within the challenge.
     assert one(v2(v2_entry(outputSchema=nested(61)))).terms == PLAIN
     assert one(body=v1_body(outputSchema=nested(61))).terms.legs == PLAIN.legs
@@ -447,33 +421,25 @@ def test_a_challenge_nests_up_to_64_deep() -> None:
             read(header)
 
 
-@pytest.mark.parametrize(
-    "extensions",
-    [
-        '{"bazaar": ' + '{"a":' * 3_000 + "1" + "}" * 3_000 + "}",
-        '{ "a" : 1.50 , "a" : 1e400, "b": NaN, "\\ud800": "}\\"]{" }',
-        "{" + f'"n": {"9" * 6_000}' + "}",
-        "{}",
-    ],
-    ids=["deep", "not our JSON", "a long number", "empty"],
-)
-def test_extensions_are_repeated_as_they_were_written(extensions: str) -> None:
+DEEP = "[" * 2_000 + "]" * 2_000
+IDENTIFIER = '"payment-identifier": {"info": {"required": true}}'
+EXTENSIONS = {
+    "deep": '{"bazaar": ' + '{"a":' * 3_000 + "1" + "}" * 3_000 + "}",
+    "not our JSON": '{ "a" : 1.50 , "a" : 1e400, "b": NaN, "\\ud800": "}\\"]{" }',
+    "a long number": "{" + f'"n": {"9" * 6_000}' + "}",
+    "empty": "{}",
+    "identifier": f'{{"deep": {DEEP}, {IDENTIFIER}, "x": 1.0}}',
+}
+
+
+@pytest.mark.parametrize("extensions", EXTENSIONS.values(), ids=EXTENSIONS)
+def test_extensions_are_repeated_as_they_were_written_beside_the_payment_identifier(extensions: str) -> None:
     text = json.dumps(v2_challenge())[:-1] + ', "extensions": ' + extensions + ', "last": 1}'
     offer = one(("payment-required", base64.b64encode(text.encode()).decode()))
     _, value = wrap(offer, b"transaction", payment_id="txn_1")
-    assert base64.b64decode(value).decode().endswith(f',"extensions":{extensions}}}')
-
-
-def test_the_payment_identifier_is_added_beside_unread_extensions() -> None:
-    deep = "[" * 2_000 + "]" * 2_000
-    extensions = f'{{"deep": {deep}, "payment-identifier": {{"info": {{"required": true}}}}, "x": 1.0}}'
-    text = json.dumps(v2_challenge())[:-1] + f', "extensions": {extensions}}}'
-    _, value = wrap(
-        one(("payment-required", base64.b64encode(text.encode()).decode())), b"t", payment_id="txn_1"
-    )
+    named = '"payment-identifier": {"info":{"required":true,"id":"txn_1"}}'
     assert (
-        f'{{"deep": {deep}, "payment-identifier": {{"info":{{"required":true,"id":"txn_1"}}}}, "x": 1.0}}'
-        in (base64.b64decode(value).decode())
+        base64.b64decode(value).decode().endswith(f',"extensions":{extensions.replace(IDENTIFIER, named)}}}')
     )
 
 
@@ -516,7 +482,18 @@ def test_an_x402_version_2_payment_echoes_the_accepted_entry() -> None:
     }
 
 
-def test_an_x402_version_1_payment_names_scheme_and_network() -> None:
+@pytest.mark.parametrize("named", [None, "authorization", "Payment-Authorization"])
+def test_an_mpp_payment_echoes_the_challenge_in_the_named_header(named: str | None) -> None:
+    offer = one(mpp(opaque=b64url({"x": 1}), **({} if named is None else {"header": named})))
+    name, value = wrap(offer, b"transaction", payment_id="txn_1")
+    assert name == ("Payment-Authorization" if named == "Payment-Authorization" else "Authorization")
+    scheme, _, encoded = value.partition(" ")
+    assert scheme == "Payment"
+    assert json.loads(base64.urlsafe_b64decode(encoded + "==")) == {
+        "challenge": offer.echo,
+        "payload": {"type": "transaction", "transaction": base64.b64encode(b"transaction").decode()},
+    }
+    # Of x402 version 1, only scheme and network are repeated.
     name, value = wrap(one(body=v1_body()), b"transaction", payment_id="txn_1")
     assert name == "X-PAYMENT"
     assert json.loads(base64.b64decode(value)) == {
@@ -525,33 +502,6 @@ def test_an_x402_version_1_payment_names_scheme_and_network() -> None:
         "network": "solana-devnet",
         "payload": {"transaction": base64.b64encode(b"transaction").decode()},
     }
-
-
-@pytest.mark.parametrize(
-    ("named", "answered"),
-    [
-        ({}, "Authorization"),
-        ({"header": "authorization"}, "Authorization"),
-        ({"header": "Payment-Authorization"}, "Payment-Authorization"),
-    ],
-)
-def test_an_mpp_payment_echoes_the_challenge_in_the_named_header(
-    named: dict[str, str], answered: str
-) -> None:
-    offer = one(mpp(opaque=b64url({"x": 1}), **named))
-    name, value = wrap(offer, b"transaction", payment_id="txn_1")
-    assert name == answered
-    scheme, _, encoded = value.partition(" ")
-    assert scheme == "Payment"
-    assert json.loads(base64.urlsafe_b64decode(encoded + "==")) == {
-        "challenge": offer.echo,
-        "payload": {"type": "transaction", "transaction": base64.b64encode(b"transaction").decode()},
-    }
-
-
-def test_devnet_is_recognized_by_its_caip_2_identifier() -> None:
-    assert one(v2(v2_entry(network=DEVNET))).terms.network is Network.DEVNET
-    assert read(v2(v2_entry(network="solana:4fiLVse8JMr867txb71idMPwpt8KXo2z"))) == []
 
 
 def test_a_base64_header_is_parsed_with_and_without_padding() -> None:

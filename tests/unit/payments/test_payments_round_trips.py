@@ -21,7 +21,7 @@ from solders.pubkey import Pubkey
 
 from agentpay_server.chain.channels.codecs import WHOLE_BPS, OnchainTerms, Voucher
 from agentpay_server.plugins.pay402.challenges import mpp, x402
-from agentpay_server.plugins.pay402.challenges.offers import read_challenge, read_payment, wrap
+from agentpay_server.plugins.pay402.challenges.offers import read_payment, wrap
 from agentpay_server.plugins.pay402.challenges.terms import (
     ChallengeTerms,
     ChannelTerms,
@@ -384,22 +384,3 @@ def test_escapes_are_parsed_as_by_pympp(text: str) -> None:
         expected = None
     (parameters,) = mpp._challenges(value)
     assert dict(parameters)["id"] == expected
-
-
-@pytest.mark.parametrize("header", ["Payment-Authorization", "payment-authorization"])
-def test_the_header_named_by_a_challenge_is_used(header: str) -> None:
-    challenge = pympp.Challenge(
-        id="a", method="solana", intent="charge", request=mpp_request(), realm="r", header=header
-    )
-    (offer,) = mpp.read_header(format_www_authenticate(challenge, "r"))
-    name, value = mpp.wrap(offer, b"x")
-    assert name == "Payment-Authorization"
-    assert parse_authorization(value).challenge.header == header
-
-
-def test_an_arbitrary_header_named_by_a_challenge_is_refused() -> None:
-    challenge = pympp.Challenge(
-        id="a", method="solana", intent="charge", request=mpp_request(), realm="r", header="X-Anything"
-    )
-    with pytest.raises(UnreadableChallengeError, match="header"):
-        read_challenge([("WWW-Authenticate", format_www_authenticate(challenge, "r"))], b"")

@@ -1,4 +1,9 @@
-"""Checks of a seller before it signs: any bytes give a payment or one declared refusal."""
+"""Checks of a seller before it signs: any bytes give a payment or one declared refusal.
+
+The table of refusals is that of the field's own facilitators; where they differ, the stricter one's.
+"""
+
+import struct
 
 import pytest
 from attrs import evolve
@@ -7,7 +12,7 @@ from hypothesis import strategies as st
 from solders.hash import Hash
 from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
-from solders.message import MessageV0, to_bytes_versioned
+from solders.message import Message, MessageV0, to_bytes_versioned
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
@@ -31,11 +36,11 @@ TERMS = ChallengeTerms(
 )
 
 
-def transfer(owner: Keypair, amount: int) -> Instruction:
+def transfer(owner: Keypair, amount: int, payer: Keypair = PAYER) -> Instruction:
     return instructions.transfer_checked(
         source=Pubkey.from_string(associated_token_address(str(PAYER.pubkey()), USDC)),
         destination=Pubkey.from_string(associated_token_address(str(owner.pubkey()), USDC)),
-        owner=PAYER.pubkey(),
+        owner=payer.pubkey(),
         mint=Pubkey.from_string(USDC),
         amount_micro=amount,
     )
@@ -50,8 +55,10 @@ STEPS = (
 )
 
 
-def signed(*steps: Instruction, fee_payer: Keypair = FEE_PAYER) -> bytes:
-    message = MessageV0.try_compile(fee_payer.pubkey(), list(steps), [], Hash.default())
+def signed(*steps: Instruction, fee_payer: Keypair = FEE_PAYER, is_legacy: bool = False) -> bytes:
+    message: Message | MessageV0 = MessageV0.try_compile(fee_payer.pubkey(), list(steps), [], Hash.default())
+    if is_legacy:
+        message = Message.new_with_blockhash(list(steps), fee_payer.pubkey(), Hash.default())
     signatures = [
         PAYER.sign_message(to_bytes_versioned(message)) if key == PAYER.pubkey() else Signature.default()
         for key in message.account_keys[: message.header.num_required_signatures]
@@ -61,6 +68,20 @@ def signed(*steps: Instruction, fee_payer: Keypair = FEE_PAYER) -> bytes:
 
 def check(raw: bytes, terms: ChallengeTerms = TERMS) -> str:
     return check_payment(raw, terms, fee_payers=(str(FEE_PAYER.pubkey()),)).payer
+
+
+def creation(
+    owner: Keypair = PARTNER, payer: Keypair = PAYER, mint: str = USDC, data: bytes = b"\x01"
+) -> Instruction:
+    step = instructions.create_associated_token_account_idempotent(
+        payer=payer.pubkey(), owner=owner.pubkey(), mint=Pubkey.from_string(mint)
+    )
+    return Instruction(step.program_id, data, step.accounts)
+
+
+def memo_listing(signer: Keypair) -> Instruction:
+    listed = [AccountMeta(signer.pubkey(), is_signer=True, is_writable=True)]
+    return Instruction(instructions.MEMO_PROGRAM, b"signed", listed)
 
 
 def test_a_payment_with_splits_is_accepted_in_any_order() -> None:
@@ -83,34 +104,13 @@ def test_a_payment_with_splits_is_accepted_in_any_order() -> None:
         (STEPS[0], instructions.set_compute_unit_price(5_000_001), *STEPS[2:]),
         (*STEPS, instructions.transfer_lamports(PAYER.pubkey(), SELLER.pubkey(), 1)),
         (*STEPS, Instruction(instructions.COMPUTE_BUDGET_PROGRAM, b"\x01", [])),
-        (
-            *STEPS,
-            instructions.create_associated_token_account_idempotent(
-                payer=PAYER.pubkey(), owner=PARTNER.pubkey(), mint=Pubkey.from_string(USDC)
-            ),
-        ),
-        (
-            *STEPS,
-            Instruction(
-                instructions.MEMO_PROGRAM,
-                b"",
-                [AccountMeta(FEE_PAYER.pubkey(), is_signer=True, is_writable=False)],
-            ),
-        ),
+        (*STEPS, creation()),
+        (*STEPS, memo_listing(FEE_PAYER)),
     ],
 )
 def test_a_transaction_with_missing_or_additional_steps_is_refused(steps: tuple[Instruction, ...]) -> None:
     with pytest.raises(InvalidPaymentError):
         check(signed(*steps))
-
-
-def creation(
-    owner: Keypair = PARTNER, payer: Keypair = PAYER, mint: str = USDC, data: bytes = b"\x01"
-) -> Instruction:
-    step = instructions.create_associated_token_account_idempotent(
-        payer=payer.pubkey(), owner=owner.pubkey(), mint=Pubkey.from_string(mint)
-    )
-    return Instruction(step.program_id, data, step.accounts)
 
 
 UNSPONSORED = evolve(TERMS, fee_payer=None)
@@ -153,6 +153,60 @@ def test_only_the_fee_payer_of_the_challenge_may_pay_the_fee() -> None:
         check(signed(*STEPS, fee_payer=PAYER))
     assert check(signed(*STEPS, fee_payer=PAYER), evolve(TERMS, fee_payer=None)) == str(PAYER.pubkey())
 
+
+# --- x402
+
+LIMIT, UNIT_PRICE, PAY = STEPS[:3]
+NONCE = instructions.memo("nonce")
+X402 = evolve(TERMS, protocol=Protocol.X402_V2, legs=(Leg(recipient=str(SELLER.pubkey()), amount_micro=900),))
+WITH_MEMO = evolve(X402, legs=TERMS.legs[:1])
+UNCHECKED = Instruction(
+    instructions.TOKEN_PROGRAM, struct.pack("<BQ", 3, 900), [PAY.accounts[each] for each in (0, 2, 3)]
+)
+
+
+def test_harmless_deviations_are_accepted() -> None:
+    for last in ([], [NONCE], [NONCE, NONCE], [memo_listing(FEE_PAYER)], [memo_listing(PAYER)]):
+        assert check(signed(LIMIT, UNIT_PRICE, PAY, *last), X402) == str(PAYER.pubkey())
+    high = instructions.set_compute_unit_limit(1_400_000)
+    assert check(signed(high, UNIT_PRICE, PAY, NONCE), X402) == str(PAYER.pubkey())
+    assert check(signed(LIMIT, UNIT_PRICE, PAY, NONCE, is_legacy=True), X402) == str(PAYER.pubkey())
+    assert check(signed(*STEPS[:4]), WITH_MEMO) == str(PAYER.pubkey())
+
+
+REFUSED: list[tuple[tuple[Instruction, ...], ChallengeTerms, str]] = [
+    ((UNIT_PRICE, LIMIT, PAY, NONCE), X402, "compute_limit_instruction"),
+    ((LIMIT, NONCE, PAY), X402, "compute_price_instruction"),
+    (
+        (LIMIT, instructions.set_compute_unit_price(5_000_001), PAY),
+        X402,
+        "price_instruction_too_high",
+    ),
+    ((LIMIT, UNIT_PRICE), X402, "instructions_length"),
+    ((LIMIT, UNIT_PRICE, PAY, *[NONCE] * 4), X402, "instructions_length"),
+    ((LIMIT, UNIT_PRICE, UNCHECKED, NONCE), X402, "no_transfer_instruction"),
+    ((LIMIT, UNIT_PRICE, PAY, creation(SELLER)), X402, "unknown_fourth_instruction"),
+    ((LIMIT, UNIT_PRICE, PAY, NONCE, transfer(SELLER, 1)), X402, "unknown_fifth_instruction"),
+    ((LIMIT, UNIT_PRICE, transfer(PAYER, 900), NONCE), X402, "recipient_mismatch"),
+    ((LIMIT, UNIT_PRICE, transfer(SELLER, 900, FEE_PAYER)), X402, "fee_payer_transferring_funds"),
+    ((LIMIT, UNIT_PRICE, transfer(SELLER, 901)), X402, "amount_mismatch"),
+    ((LIMIT, UNIT_PRICE, transfer(SELLER, 899)), X402, "amount_mismatch"),
+    ((LIMIT, UNIT_PRICE, PAY), evolve(X402, mint=USDC_MINTS["devnet"]), "mint_mismatch"),
+    ((LIMIT, UNIT_PRICE, PAY, NONCE), WITH_MEMO, "memo_mismatch"),
+    ((*STEPS[:4], STEPS[3]), WITH_MEMO, "memo_count"),
+]
+
+
+@pytest.mark.parametrize(("steps", "terms", "reason"), REFUSED)
+def test_every_other_deviation_is_refused_with_its_reason(
+    steps: tuple[Instruction, ...], terms: ChallengeTerms, reason: str
+) -> None:
+    with pytest.raises(InvalidPaymentError) as caught:
+        check(signed(*steps), terms)
+    assert caught.value.reason.endswith(reason)
+
+
+# --- Any bytes
 
 GOOD = {Protocol.MPP: signed(*STEPS), Protocol.X402_V2: signed(*STEPS[:4])}
 ASKED = {Protocol.MPP: TERMS, Protocol.X402_V2: evolve(TERMS, protocol=Protocol.X402_V2, legs=TERMS.legs[:1])}

@@ -10,7 +10,7 @@ import anyio
 import httpx
 import httpx2
 import pytest
-from sdk_world import KEY, URL, answer, refusal
+from sdk_world import KEY, URL, answer
 
 from agentpay import Account, AgentPay, AsyncAgentPay, Identity, Payment, testing
 from agentpay._pay402 import undelivered
@@ -53,7 +53,7 @@ class Service:
     def __init__(self) -> None:
         self.orders: list[dict[str, Any]] = []
         self.reports: list[dict[str, Any]] = []
-        self.steps: list[httpx.Response | Exception | Callable[[], httpx.Response]] = []
+        self.steps: list[httpx.Response | Exception | Callable[[], httpx.Response] | None] = []
         self.header = "PAYMENT-SIGNATURE"
         self.status = "submitted"
         self.failed: set[str] = set()
@@ -178,7 +178,7 @@ class World:
     def get(self, url: str = FORECAST, **options: Any) -> Any:
         return self.send(lambda http: http.get(url, **options))
 
-    def chunks(self, *parts: bytes | Exception) -> Any:
+    def chunks(self, *parts: "Part") -> Any:
         """Return a body that arrives in parts."""
         base = self.package.AsyncByteStream if self.is_async else self.package.SyncByteStream
         return type("Chunks", (_Chunks, base), {})(*parts)
@@ -204,10 +204,13 @@ class World:
         return anyio.run(run, backend=self.backend)
 
 
-class _Chunks:
-    """A body that arrives in parts; an exception among them is raised."""
+Part = bytes | Exception | Callable[[], bytes]
 
-    def __init__(self, *parts: bytes | Exception) -> None:
+
+class _Chunks:
+    """A body that arrives in parts; an exception among them is raised, a function called."""
+
+    def __init__(self, *parts: Part) -> None:
         self._parts = iter(parts)
         self.taken = 0
 
@@ -219,7 +222,7 @@ class _Chunks:
         self.taken += 1
         if isinstance(part, Exception):
             raise part
-        return part
+        return part() if callable(part) else part
 
     # No generator: httpx leaves one behind that it stops reading, of which trio warns.
     def __aiter__(self) -> "_Chunks":
@@ -230,18 +233,3 @@ class _Chunks:
             return next(self)
         except StopIteration:
             raise StopAsyncIteration from None
-
-
-__all__ = [
-    "FLAVOURS",
-    "FORECAST",
-    "MPP",
-    "SELLER",
-    "V1",
-    "Clock",
-    "Seller",
-    "Service",
-    "World",
-    "new_process",
-    "refusal",
-]

@@ -106,6 +106,16 @@ def test_url_method_headers_and_body_are_accepted_instead_of_a_response(caller: 
         ("https://api.example.com.:8443/a", "https://api.example.com:8443", "https://api.example.com:8443/a"),
         ("https://wetter.österreich.example/", "https://wetter.xn--sterreich-z7a.example", None),
         ("https://api.example.com/" + "x" * 9000, "https://api.example.com", ""),
+        (
+            "https://api.example.com/" + "x" * 8_000 + "?key=secret#end",
+            "https://api.example.com",
+            "https://api.example.com/" + "x" * 8_000,
+        ),
+        (
+            "https://api.example.com/caf\u00e9 \u202e%20/a;b",
+            "https://api.example.com",
+            "https://api.example.com/caf%C3%A9%20%E2%80%AE%20/a;b",
+        ),
     ],
 )
 def test_the_url_is_sent_without_credentials_or_query(
@@ -140,49 +150,39 @@ def test_an_invalid_argument_is_refused_before_sending(
         caller(lambda c: authorize(c, **options))
 
 
-def test_a_payment_pending_approval_has_no_header(caller: Any) -> None:
+def test_an_authorization_is_retried_under_its_key(caller: Any) -> None:
     waiting = {**PAYMENT, "status": "pending_approval", "header": None}
-    caller.script(answer(202, waiting))
+    script = caller.script(httpx.ReadTimeout("slow"), refusal(500, "internal_error"), answer(202, waiting))
     payment = caller(lambda c: authorize(c, response=of_httpx()))
     assert (payment.status, payment.header) == ("pending_approval", None)
-
-
-def test_an_authorization_is_retried_under_its_key(caller: Any) -> None:
-    script = caller.script(httpx.ReadTimeout("slow"), refusal(500, "internal_error"), answer(201, PAYMENT))
-    caller(lambda c: authorize(c, response=of_httpx()))
     assert [body["idempotency_key"] for body in script.bodies] == ["forecast-7"] * 3
 
 
-@pytest.mark.parametrize(
-    ("reply", "error"),
-    [
-        (
-            refusal(402, "policy_violation", transfer_id="txn_a", status="rejected"),
-            errors.PolicyViolationError,
-        ),
-        (refusal(402, "account_paused", transfer_id="txn_a", status="rejected"), errors.AccountPausedError),
-        (
-            refusal(402, "insufficient_balance", transfer_id="txn_a", status="rejected"),
-            errors.InsufficientBalanceError,
-        ),
-        (refusal(409, "idempotency_conflict", transfer_id="txn_a"), errors.IdempotencyConflictError),
-        (refusal(409, "payment_expired", transfer_id="txn_a"), errors.ConflictError),
-        (refusal(409, "payment_failed", transfer_id="txn_a"), errors.ConflictError),
-        (refusal(422, "unreadable_challenge"), errors.UnpayableChallengeError),
-        (refusal(422, "nothing_payable"), errors.UnpayableChallengeError),
-        (refusal(422, "invalid_recipient"), errors.InvalidRecipientError),
-    ],
-)
-def test_a_decision_of_the_service_is_raised_and_not_retried(
-    caller: Any, reply: httpx.Response, error: type[Exception]
-) -> None:
-    code = json.loads(reply.content)
-    script = caller.script(reply)
-    with pytest.raises(error) as caught:
-        caller(lambda c: authorize(c, response=of_httpx()))
-    assert type(caught.value) is error
-    assert (caught.value.code, caught.value.transfer_id) == (code["error"], code.get("transfer_id"))
-    assert len(script.requests) == 1
+REJECTED = {"transfer_id": "txn_a", "status": "rejected"}
+DECISIONS: list[tuple[int, str, dict[str, str], type[errors.APIError]]] = [
+    (402, "policy_violation", REJECTED, errors.PolicyViolationError),
+    (402, "account_paused", REJECTED, errors.AccountPausedError),
+    (402, "insufficient_balance", REJECTED, errors.InsufficientBalanceError),
+    (409, "idempotency_conflict", {"transfer_id": "txn_a"}, errors.IdempotencyConflictError),
+    (409, "payment_expired", {"transfer_id": "txn_a"}, errors.ConflictError),
+    (409, "payment_failed", {"transfer_id": "txn_a"}, errors.ConflictError),
+    (422, "unreadable_challenge", {}, errors.UnpayableChallengeError),
+    (422, "nothing_payable", {}, errors.UnpayableChallengeError),
+    (422, "invalid_recipient", {}, errors.InvalidRecipientError),
+    (503, "chain_unavailable", {}, errors.ChainUnavailableError),
+]
+
+
+def test_a_decision_of_the_service_is_raised_and_not_retried(caller: Any) -> None:
+    for status, code, fields, error in DECISIONS:
+        script = caller.script(
+            refusal(status, code, **fields), **({"max_retries": 0} if status == 503 else {})
+        )
+        with pytest.raises(error) as caught:
+            caller(lambda c: authorize(c, response=of_httpx()))
+        assert type(caught.value) is error
+        assert (caught.value.code, caught.value.transfer_id) == (code, fields.get("transfer_id"))
+        assert len(script.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -201,52 +201,43 @@ def test_an_unknown_outcome_names_the_key_and_the_remedy(caller: Any, last: Any)
     assert caught.value.idempotency_key == "forecast-7"
 
 
-def test_chain_unavailable_is_a_known_outcome(caller: Any) -> None:
-    caller.script(refusal(503, "chain_unavailable"), max_retries=0)
-    with pytest.raises(errors.ChainUnavailableError):
-        caller(lambda c: authorize(c, response=of_httpx()))
+ORIGINS = "/ext/v1/console/origins"
+QUOTED = quote(SELLER, safe="")
+CALLS: list[tuple[Any, Any, str, str, Any]] = [
+    (lambda c: c.payments.get("txn_a"), PAYMENT, "GET", "/ext/v1/payments/txn_a", None),
+    (
+        lambda c: c.payments.list(account_id="acct_a", status="settled", origin=SELLER, transfer_id="txn_a"),
+        page([PAYMENT]),
+        "GET",
+        f"/ext/v1/payments?account_id=acct_a&status=settled&origin={QUOTED}&transfer_id=txn_a",
+        None,
+    ),
+    (
+        lambda c: c.payments.report_outcome("txn_a", status_code=200, receipt="r", duration_ms=31),
+        PAYMENT,
+        "POST",
+        "/ext/v1/payments/txn_a/outcome",
+        {"status_code": 200, "receipt": "r", "duration_ms": 31},
+    ),
+    (
+        lambda c: c.sellers.put(SELLER, category="weather", recipients=["a" * 32], max_amount="0.5"),
+        PIN,
+        "PUT",
+        f"{ORIGINS}/{QUOTED}",
+        {"category": "weather", "recipients": ["a" * 32], "max_amount": "0.500000"},
+    ),
+    (lambda c: c.sellers.get(SELLER), PIN, "GET", f"{ORIGINS}/{QUOTED}", None),
+    (lambda c: c.sellers.list(), page([PIN]), "GET", ORIGINS, None),
+    (lambda c: c.sellers.delete(SELLER), None, "DELETE", f"{ORIGINS}/{QUOTED}", None),
+]
 
 
-def test_payments_are_read_listed_and_reported(caller: Any) -> None:
-    payment = {**PAYMENT, "header": None}
-    script = caller.script(answer(200, payment), answer(200, page([payment])), answer(200, payment))
-    assert caller(lambda c: c.payments.get("txn_a")).transfer_id == "txn_a"
-    (listed,) = caller.items(
-        lambda c: c.payments.list(account_id="acct_a", status="settled", origin=SELLER, transfer_id="txn_a")
-    )
-    assert listed.transfer_id == "txn_a"
-    caller(lambda c: c.payments.report_outcome("txn_a", status_code=200, receipt="r", duration_ms=31))
-    targets = [(request.method, request.url.raw_path.decode()) for request in script.requests]
-    seller = quote(SELLER, safe="")
-    assert targets == [
-        ("GET", "/ext/v1/payments/txn_a"),
-        (
-            "GET",
-            f"/ext/v1/payments?account_id=acct_a&status=settled&origin={seller}&transfer_id=txn_a",
-        ),
-        ("POST", "/ext/v1/payments/txn_a/outcome"),
-    ]
-    assert json.loads(script.requests[-1].content) == {"status_code": 200, "receipt": "r", "duration_ms": 31}
-
-
-def test_sellers_are_pinned_under_their_quoted_origin(caller: Any) -> None:
-    script = caller.script(answer(200, PIN), answer(200, PIN), answer(200, page([PIN])), answer(204, b""))
-    pin = caller(lambda c: c.sellers.put(SELLER, category="weather", recipients=["a" * 32], max_amount="0.5"))
-    assert pin.origin == SELLER
-    assert caller(lambda c: c.sellers.get(SELLER)) == pin
-    assert caller.items(lambda c: c.sellers.list()) == [pin]
-    caller(lambda c: c.sellers.delete(SELLER))
-    path = "/ext/v1/console/origins/https%3A%2F%2Fapi.seller.example"
-    assert [(request.method, request.url.raw_path.decode()) for request in script.requests] == [
-        ("PUT", path),
-        ("GET", path),
-        ("GET", "/ext/v1/console/origins"),
-        ("DELETE", path),
-    ]
-    assert json.loads(script.requests[0].content) == {
-        "category": "weather",
-        "recipients": ["a" * 32],
-        "max_amount": "0.500000",
-    }
+def test_payments_and_pinned_sellers_are_read_listed_and_changed_by_one_exact_request(caller: Any) -> None:
+    for call, reply, method, target, body in CALLS:
+        script = caller.script(answer(204, b"") if reply is None else answer(200, reply))
+        caller(call)
+        (request,) = script.requests
+        assert (request.method, request.url.raw_path.decode()) == (method, target)
+        assert (json.loads(request.content) if request.content else None) == body
     with pytest.raises(TypeError, match="recipients is a list"):
         caller(lambda c: c.sellers.put(SELLER, recipients="a" * 32))

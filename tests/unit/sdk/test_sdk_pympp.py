@@ -1,6 +1,5 @@
 """Clients of pympp pay with our keys and our policy."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,8 +10,8 @@ from mpp import Challenge, Credential
 from mpp.client import Mpp, PaymentTransport
 from mpp.errors import PaymentOutcomeUnknownError
 from mpp.runtime import CredentialParams
-from payment_world import FORECAST, SELLER, Service, refusal
-from sdk_world import KEY, URL, answer
+from payment_world import FORECAST, SELLER, Service
+from sdk_world import KEY, URL, answer, refusal
 
 from agentpay import AgentPay, AsyncAgentPay, Payment, errors, testing
 from agentpay.integrations.pympp import AgentPayRuntime
@@ -28,10 +27,9 @@ def anyio_backend() -> str:
 
 
 def offer(**fields: Any) -> Challenge:
-    given = {"id": 'c"1', "method": "solana", "intent": "charge", "realm": "r", "request": {"amount": "1000"}}
-    return Challenge.create(
-        secret_key="s", **{"realm": "r", **{k: v for k, v in given.items() if k != "id"}, **fields}
-    )
+    request = {"amount": "1000"}
+    given = {"method": "solana", "intent": "charge", "realm": "r", "request": request, **fields}
+    return Challenge.create(secret_key="s", **given)
 
 
 class Seller:
@@ -73,10 +71,14 @@ def runtime(service: Service) -> AgentPayRuntime:
     return AgentPayRuntime(client, account_id="acct_a", max_amount="0.05")
 
 
+def buyer(runtime: AgentPayRuntime, sell: Any) -> httpx.AsyncClient:
+    """Return a client that pays a seller."""
+    return httpx.AsyncClient(transport=PaymentTransport(runtime=runtime, inner=httpx.MockTransport(sell)))
+
+
 async def test_a_client_of_pympp_pays_under_the_policy(service: Service, runtime: AgentPayRuntime) -> None:
     seller = Seller()
-    transport = PaymentTransport(runtime=runtime, inner=httpx.MockTransport(seller))
-    async with httpx.AsyncClient(transport=transport) as http:
+    async with buyer(runtime, seller) as http:
         response = await http.get(FORECAST, extensions={"payment_key": "forecast-7"})
     assert response.text == "sunny"
     (order,) = service.orders
@@ -93,8 +95,7 @@ async def test_one_request_makes_one_payment_for_repeated_challenges(
     service: Service, runtime: AgentPayRuntime
 ) -> None:
     seller = Seller(asks=3)
-    transport = PaymentTransport(runtime=runtime, inner=httpx.MockTransport(seller))
-    async with httpx.AsyncClient(transport=transport) as http:
+    async with buyer(runtime, seller) as http:
         assert (await http.get(FORECAST)).text == "sunny"
     assert len(service.orders) == 3
     assert len({order["idempotency_key"] for order in service.orders}) == 1
@@ -132,8 +133,7 @@ async def test_an_equal_request_presents_what_ended_undelivered(
         challenge = seller.offer.to_www_authenticate("r")
         return reply or httpx.Response(402, headers={"WWW-Authenticate": challenge})
 
-    transport = PaymentTransport(runtime=runtime, inner=httpx.MockTransport(sell))
-    async with httpx.AsyncClient(transport=transport) as http:
+    async with buyer(runtime, sell) as http:
         with contextlib.suppress(PaymentOutcomeUnknownError, httpx.ReadError):
             await http.get(FORECAST)
         del replies[0]
@@ -141,71 +141,22 @@ async def test_an_equal_request_presents_what_ended_undelivered(
     assert len({order["idempotency_key"] for order in service.orders}) == payments
 
 
-async def test_requests_in_flight_are_not_joined(service: Service, runtime: AgentPayRuntime) -> None:
-    challenge, together = Seller().offer.to_www_authenticate("r"), asyncio.Barrier(3)
-
-    async def sell(request: httpx.Request) -> httpx.Response:
-        if "authorization" not in request.headers:
-            return httpx.Response(402, headers={"WWW-Authenticate": challenge})
-        await together.wait()
-        return httpx.Response(500)
-
-    transport = PaymentTransport(runtime=runtime, inner=httpx.MockTransport(sell))
-    async with httpx.AsyncClient(transport=transport) as http:
-        for _ in range(2):
-            await asyncio.gather(*[http.get(FORECAST) for _ in range(3)])
-    keys = [order["idempotency_key"] for order in service.orders]
-    assert len(set(keys[:3])) == 3
-    assert sorted(keys[:3]) == sorted(keys[3:])
-
-
-async def test_a_payment_that_never_lands_is_replaced(service: Service, runtime: AgentPayRuntime) -> None:
-    challenge = Seller().offer.to_www_authenticate("r")
-    replies = iter([402, 500, 402, 200])
-
-    async def sell(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(next(replies), headers={"WWW-Authenticate": challenge})
-
-    transport = PaymentTransport(runtime=runtime, inner=httpx.MockTransport(sell))
-    async with httpx.AsyncClient(transport=transport) as http:
-        await http.get(FORECAST)
-        service.steps = [refusal(409, "payment_expired", transfer_id="txn_1")]
-        assert (await http.get(FORECAST)).status_code == 200
-    first, again, anew = [order["idempotency_key"] for order in service.orders]
-    assert first == again != anew
-
-
 async def test_refusals_of_the_service_are_raised(service: Service, runtime: AgentPayRuntime) -> None:
-    transport = PaymentTransport(runtime=runtime, inner=httpx.MockTransport(Seller(asks=9)))
     waiting = testing.make(Payment, status="pending_approval", account_id="acct_a", origin=SELLER).to_dict()
     service.steps = [
         refusal(402, "policy_violation", transfer_id="txn_1", status="rejected"),
         lambda: answer(202, {**waiting, "idempotency_key": service.orders[-1]["idempotency_key"]}),
     ]
-    async with httpx.AsyncClient(transport=transport) as http:
+    async with buyer(runtime, Seller(asks=9)) as http:
         with pytest.raises(errors.PolicyViolationError):
             await http.get(FORECAST)
         with pytest.raises(errors.PaymentPendingApprovalError):
             await http.get(FORECAST)
 
 
-async def test_mpp_accepts_the_runtime(runtime: AgentPayRuntime) -> None:
+async def test_mpp_accepts_the_runtime_and_wrong_arguments_are_refused(runtime: AgentPayRuntime) -> None:
     assert [method.key for method in Mpp(runtime=runtime).methods] == ["solana/charge"]
-
-
-async def test_wrong_arguments_are_refused_with_the_remedy(runtime: AgentPayRuntime) -> None:
     with pytest.raises(errors.ConfigurationError, match="must be an AsyncAgentPay"):
         AgentPayRuntime(AgentPay(api_key=KEY, base_url=URL), account_id="acct_a")  # type: ignore[arg-type]
     with pytest.raises(errors.ConfigurationError, match="with Mpp or PaymentTransport"):
         await runtime.methods[0].create_credential(CredentialParams(challenge=offer()))
-
-
-@pytest.mark.parametrize("key", ["", None, 0])
-async def test_a_falsy_payment_key_raises_and_signs_nothing(
-    service: Service, runtime: AgentPayRuntime, key: Any
-) -> None:
-    transport = PaymentTransport(runtime=runtime, inner=httpx.MockTransport(Seller()))
-    async with httpx.AsyncClient(transport=transport) as http:
-        with pytest.raises((ValueError, TypeError), match="payment_key must"):
-            await http.get(FORECAST, extensions={"payment_key": key})
-    assert service.orders == []

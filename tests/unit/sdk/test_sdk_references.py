@@ -4,9 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentpay import testing
 from agentpay._pay402._sync.purchases import Purchases
 from agentpay.contract.transfers import Transfer
 from agentpay.tools.references import (
@@ -26,22 +28,7 @@ attempts = st.integers(0, ATTEMPT_LAST)
 
 
 def transfer(status: str, error: str | None = None, *, number: int = 1) -> Transfer:
-    return Transfer.from_dict(
-        {
-            "transfer_id": f"txn_{number}",
-            "status": status,
-            "from": "acct_1",
-            "to": "acct_2",
-            "amount_usdc": "1.000000",
-            "memo": None,
-            "idempotency_key": "key",
-            "tx_signature": None,
-            "chain_explorer_url": None,
-            "settled_at": None,
-            "error": error,
-            "message": None,
-        }
-    )
+    return evolve(testing.make(Transfer, transfer_id=f"txn_{number}"), status=status, error=error)
 
 
 REFUSED = transfer("rejected", "policy_violation")
@@ -61,29 +48,19 @@ def test_a_key_of_another_program_has_no_reference() -> None:
     assert (ref_of(None), ref_of("order-2026-0001")) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("status", "error", "expected"),
-    [
-        ("rejected", "policy_violation", True),
-        ("rejected", "account_paused", True),
-        ("rejected", "escalation_expired", True),
-        ("rejected", "insufficient_balance", False),
-        ("rejected", "escalation_rejected", False),
-        ("rejected", "error_of_a_later_version", False),
-        ("failed", "policy_violation", False),
-        ("submitted", None, False),
-        ("status_of_a_later_version", None, False),
-    ],
-)
-def test_only_a_refusal_that_the_service_repeats_leads_to_the_next_key(
-    status: str, error: str | None, expected: bool
-) -> None:
-    assert is_refused(transfer(status, error)) is expected
+REFUSALS = ("policy_violation", "account_paused", "escalation_expired")
+FINAL = ("insufficient_balance", "escalation_rejected", "error_of_a_later_version")
 
 
-def test_a_rejection_by_a_person_is_final() -> None:
-    assert is_rejected_by_person(transfer("rejected", "escalation_rejected"))
-    assert not is_rejected_by_person(transfer("rejected", "policy_violation"))
+def test_only_a_refusal_that_the_service_repeats_leads_to_the_next_key() -> None:
+    """A rejection by a person is final."""
+    assert [is_refused(transfer("rejected", error)) for error in (*REFUSALS, *FINAL)] == [True] * 3 + [
+        False
+    ] * 3
+    others = ("failed", "submitted", "status_of_a_later_version")
+    assert not any(is_refused(transfer(status, "policy_violation")) for status in others)
+    by_person = [each for each in (*REFUSALS, *FINAL) if is_rejected_by_person(transfer("rejected", each))]
+    assert by_person == ["escalation_rejected"]
 
 
 def test_a_settled_transfer_counts_before_a_newer_one_that_may_settle() -> None:
