@@ -115,13 +115,6 @@ def test_every_kind_of_deposit_is_reported_once_in_order(world: World) -> None:
     assert amounts(world, source) == [100]
 
 
-def test_a_failed_transaction_is_no_deposit(world: World) -> None:
-    recipient = world.account(2)
-    world.account(1, 10)
-    world.send(world.transfer(1, recipient, 11))
-    assert told(world, recipient) == []
-
-
 def test_a_cursor_marks_the_end_of_the_reported_deposits(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

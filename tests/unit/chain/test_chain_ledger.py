@@ -33,7 +33,7 @@ from agentpay_server.chain.embedded.persistence import (
     PersistedPage,
 )
 from agentpay_server.chain.embedded.store import DatabaseLedger
-from agentpay_server.chain.embedded.virtual_machine import Executed, new_machine
+from agentpay_server.chain.embedded.virtual_machine import Executed
 from agentpay_server.chain.protocol import (
     Blockhash,
     ChainUnreachableError,
@@ -221,22 +221,6 @@ def test_a_page_holds_only_the_writable_accounts_of_a_transaction(world: World, 
     assert {name: status for name, (status, _) in page.signatures.items()} == {transaction.signature: LANDED}
 
 
-def test_a_closed_account_is_stored_as_absent(world: World, ledger: Ledger) -> None:
-    world.account(1)
-    world.close(1)
-    assert ledger.pages[-1].accounts()[world.token_address(1)] is None
-
-
-def test_the_ledger_stores_the_fee_of_a_failed_transaction(world: World) -> None:
-    treasury = world.custody.address(TREASURY)
-    world.account(1, 10)
-    recipient = world.account(2)
-    before = world.lamports(treasury)
-    world.send(world.transfer(1, recipient, 11))
-    assert world.lamports(treasury) < before
-    assert world.restarted().lamports(treasury) == world.lamports(treasury)
-
-
 # --- Replays: the traps of LiteSVM
 
 
@@ -295,38 +279,6 @@ def test_a_refusal_survives_a_restart(world: World) -> None:
     assert after.balance(recipient) == 0
 
 
-def test_a_restart_never_offers_a_blockhash_that_was_offered_before(world: World) -> None:
-    seen = {world.blockhash().value}
-    for _ in range(3):
-        world.chain.expire_blockhash()
-        seen.add(world.blockhash().value)
-    for _ in range(5):
-        world = world.restarted()
-        assert world.blockhash().value not in seen
-        seen.add(world.blockhash().value)
-        # Reported, and therefore written: the next process continues above it.
-        world.chain.expire_blockhash()
-        assert world.blockhash().value not in seen
-        seen.add(world.blockhash().value)
-
-
-def test_a_rebuilt_machine_without_the_ledger_height_would_replay(world: World) -> None:
-    """The ledger's height prevents this: a rebuilt machine has forgotten what it executed."""
-    world.account(1, 10)
-    recipient = world.account(2)
-    transaction = world.transfer(1, recipient, 3)
-    world.land(transaction)
-    naive = new_machine()
-    for address in (world.token_address(1), recipient, world.custody.address(TREASURY), world.usdc):
-        account = world.svm.get_account(Pubkey.from_string(address))
-        assert account is not None
-        naive.set_account(Pubkey.from_string(address), account)
-    naive.send_transaction(VersionedTransaction.from_bytes(transaction.raw))
-    assert naive.get_account(Pubkey.from_string(recipient)) != world.svm.get_account(
-        Pubkey.from_string(recipient)
-    )
-
-
 def test_a_chain_whose_ledger_is_a_database_cannot_be_captured(database_ledger: Ledger) -> None:
     world = World(ledger=database_ledger)
     with pytest.raises(RuntimeError, match="ledger"):
@@ -354,12 +306,6 @@ def test_a_chain_in_memory_is_rebuilt_from_its_ledger_after_a_fault_of_the_machi
     assert (world.balance(source), world.balance(recipient)) == (7, 3)
     assert (world.send(landed), world.send(unsent)) == (LANDED, LANDED)
     assert world.balance(recipient) == 7
-
-
-def test_a_chain_is_captured_only_once_it_has_begun() -> None:
-    chain = EmbeddedChain(treasury=str(Keypair().pubkey()), mint_authority="", now_us=lambda: 0)
-    with pytest.raises(RuntimeError, match="restore"):
-        chain.capture()
 
 
 def test_deposits_can_be_read_again_until_the_reader_returns_with_a_later_cursor() -> None:
@@ -425,49 +371,6 @@ def test_equal_transfers_are_distinct_only_with_different_memos(world: World) ->
 # --- Pages that are not written
 
 
-def test_a_transaction_is_not_executed_if_the_process_dies_before_its_page(
-    world: World, ledger: Ledger
-) -> None:
-    source, recipient = world.account(1, 10), world.account(2)
-    transaction = world.transfer(1, recipient, 3)
-    ledger.acts.append(died)
-    with suppress(KeyboardInterrupt):
-        run(world.chain.send(transaction.raw))
-    after = world.restarted()
-    assert after.status(transaction) is None
-    assert (after.balance(source), after.balance(recipient)) == (10, 0)
-    assert after.send(transaction) == LANDED
-    assert (after.balance(source), after.balance(recipient)) == (7, 3)
-
-
-def test_a_transaction_is_executed_if_the_process_dies_after_its_page(world: World, ledger: Ledger) -> None:
-    source, recipient = world.account(1, 10), world.account(2)
-    transaction = world.transfer(1, recipient, 3)
-    ledger.acts.append(died_after)
-    with suppress(KeyboardInterrupt):
-        run(world.chain.send(transaction.raw))
-    after = world.restarted()
-    assert after.status(transaction) == LANDED
-    assert (after.balance(source), after.balance(recipient)) == (7, 3)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("act", [lost, reply_lost])
-def test_a_failed_page_discards_the_machine(world: World, ledger: Ledger, act: Any) -> None:
-    source, recipient = world.account(1, 10), world.account(2)
-    transaction = world.transfer(1, recipient, 3)
-    ledger.acts.append(act)
-    with pytest.raises(ChainUnreachableError):
-        run(world.chain.send(transaction.raw))
-    if act is lost:
-        assert world.status(transaction) is None
-        assert (world.balance(source), world.balance(recipient)) == (10, 0)
-        world.land(transaction)
-    assert world.status(transaction) == LANDED
-    assert (world.balance(source), world.balance(recipient)) == (7, 3)
-    assert world.restarted().balance(recipient) == 3
-
-
 def test_the_chain_is_unavailable_while_the_ledger_is(world: World, ledger: Ledger) -> None:
     world.account(1, 10)
     recipient = world.account(2)
@@ -489,12 +392,6 @@ def test_the_chain_is_unavailable_while_the_ledger_is(world: World, ledger: Ledg
     # Transactions sent meanwhile may have been executed since: they were not reported as lost.
     world.land(transaction)
     assert world.balance(recipient) == 3
-
-
-def test_a_failed_signature_lookup_is_not_treated_as_unknown(world: World, ledger: Ledger) -> None:
-    ledger.is_down = True
-    with pytest.raises(ChainUnreachableError):
-        run(world.chain.signature_status("5" * 88))
 
 
 def test_a_process_that_another_has_overtaken_writes_nothing(world: World, ledger: Ledger) -> None:

@@ -18,11 +18,7 @@ from agentpay_server.chain.custody import (
     spending_key,
 )
 from agentpay_server.chain.protocol import SignatureStatus
-from agentpay_server.chain.transactions import (
-    MAX_POLICY_CHARACTERS,
-    PolicyRecord,
-    read_policy_record,
-)
+from agentpay_server.chain.transactions import MAX_POLICY_CHARACTERS, PolicyRecord, read_policy_record
 
 POLICY = '{"max_daily_spend":100,"paused":false}'
 
@@ -47,22 +43,6 @@ def test_the_first_write_creates_the_record(world: World) -> None:
     assert world.record(1) == record
     assert len(world.record_data(1)) == record.size
     assert rent_missing(world, 1) == 0
-
-
-def test_later_writes_replace_every_field(world: World) -> None:
-    world.land(world.write_record(1, policy_record(1)))
-    for version, policy in ((2, '{"paused":true}'), (3, "x" * 600), (4, "{}")):
-        record = policy_record(version, policy)
-        world.land(world.write_record(1, record))
-        assert world.record(1) == record
-        assert rent_missing(world, 1) <= 0
-
-
-def test_the_longest_policy_is_written_by_an_update(world: World) -> None:
-    world.land(world.write_record(1, policy_record(1)))
-    record = policy_record(2**31, "p" * MAX_POLICY_CHARACTERS)
-    world.land(world.write_record(1, record))
-    assert world.record(1) == record
 
 
 def test_a_policy_too_long_for_the_creation_is_written_by_the_next_update(world: World) -> None:
@@ -149,12 +129,6 @@ def test_an_update_without_the_signature_of_the_policy_authority_writes_nothing(
     run(world.chain.send(forged))
     assert world.status(honest) == SignatureStatus(is_final=False, is_refused=True)
     assert world.record(1) == policy_record()
-
-
-def test_each_account_has_a_separate_record(world: World) -> None:
-    for index in (1, 2):
-        world.land(world.write_record(index, policy_record(index)))
-    assert [world.record(index).policy_version for index in (1, 2)] == [1, 2]
 
 
 # --- Reading
