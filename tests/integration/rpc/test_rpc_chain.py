@@ -12,12 +12,7 @@ from surfpool import Surfpool
 from agentpay_server import RpcSettings
 from agentpay_server.chain import instructions, transactions
 from agentpay_server.chain.custody import POLICY_AUTHORITY, TREASURY, Custody, record_key
-from agentpay_server.chain.protocol import (
-    Blockhash,
-    ChainUnreachableError,
-    FailureReason,
-    SignedTransaction,
-)
+from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError, FailureReason, SignedTransaction
 from agentpay_server.chain.transactions import MAX_MEMO_BYTES, PolicyRecord
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
@@ -31,12 +26,6 @@ async def reason_of(world: RpcWorld, signed: SignedTransaction) -> FailureReason
 
 
 # --- Landing
-
-
-async def test_a_transfer_lands_and_moves_the_money(world: RpcWorld) -> None:
-    source, recipient = await world.account(1, 10), await world.account(2)
-    await world.land(await world.transfer(1, recipient, 4))
-    assert (await world.balance(source), await world.balance(recipient)) == (6, 4)
 
 
 async def test_a_resent_transaction_lands_once(world: RpcWorld) -> None:
@@ -61,13 +50,6 @@ async def test_a_transaction_has_no_status_while_no_blocks_are_produced(
         assert await world.chain.block_height() <= signed.last_valid_block_height
     assert (await world.end(signed)).failure is None
     assert await world.balance(recipient) == 4
-
-
-async def test_a_confirmed_transaction_is_final_and_becomes_irreversible(world: RpcWorld) -> None:
-    signed = await world.provision(1)
-    first = await world.send(signed)
-    assert (first.is_final, first.is_irreversible) == (True, False)
-    await world.irreversible(signed)
 
 
 async def test_with_finality_finalized_only_irreversible_transactions_are_final(surfpool: Surfpool) -> None:
@@ -101,13 +83,6 @@ async def test_a_transfer_above_the_balance_fails_with_insufficient_funds(world:
     signed = await world.transfer(1, recipient, 11)
     assert await reason_of(world, signed) is FailureReason.INSUFFICIENT_FUNDS
     assert (await world.balance(source), await world.balance(recipient)) == (10, 0)
-
-
-async def test_a_frozen_recipient_is_account_frozen(world: RpcWorld) -> None:
-    recipient = await world.account(2)
-    await world.account(1, 10)
-    await world.freeze(recipient)
-    assert await reason_of(world, await world.transfer(1, recipient, 1)) is FailureReason.ACCOUNT_FROZEN
 
 
 async def test_a_recipient_without_a_token_account_is_account_missing(world: RpcWorld) -> None:
@@ -159,20 +134,6 @@ async def test_an_unknown_blockhash_is_not_an_outcome(world: RpcWorld) -> None:
 # --- Reading
 
 
-async def test_blockhashes_are_recent_and_shared(world: RpcWorld) -> None:
-    first, second = await asyncio.gather(world.chain.latest_blockhash(), world.chain.latest_blockhash())
-    assert first == second
-    height = await world.chain.block_height()
-    assert 0 < first.last_valid_block_height - height <= 200
-
-
-async def test_blockhashes_are_renewed(surfpool: Surfpool) -> None:
-    async with rpc_world.world(surfpool, blockhash_seconds=0.1) as world:
-        first = await world.chain.latest_blockhash()
-        await asyncio.sleep(0.3)
-        assert await world.chain.latest_blockhash() != first
-
-
 async def test_only_usdc_token_accounts_are_token_accounts(world: RpcWorld) -> None:
     address = await world.account(1, 25)
     other_mint = str(Keypair().pubkey())
@@ -196,29 +157,12 @@ async def test_only_usdc_token_accounts_are_token_accounts(world: RpcWorld) -> N
     assert frozen.is_frozen
 
 
-async def test_token_accounts_beyond_one_call_keep_their_order(world: RpcWorld) -> None:
-    address = await world.account(1, 25)
-    asked = [str(Keypair().pubkey()) for _ in range(230)]
-    asked[7] = asked[129] = asked[229] = address
-    found = await world.chain.token_accounts(asked)
-    assert [at for at, account in enumerate(found) if account] == [7, 129, 229]
-    assert await world.chain.token_accounts([]) == []
-
-
 async def test_account_sizes_and_rents_are_returned(world: RpcWorld) -> None:
     address = await world.account(1)
     assert await world.chain.account_size(address) == (await world.chain.rent_exemption(165), 165)
     assert await world.chain.account_size(world.owner(1)) == (await world.chain.rent_exemption(0), 0)
     assert await world.chain.account_size(world.owner(2)) is None
     assert await world.chain.account_size("no address") is None
-
-
-async def test_an_invalid_signature_is_unknown(world: RpcWorld) -> None:
-    assert await world.chain.signature_status("not a signature") is None
-
-
-async def test_an_explorer_link_names_the_cluster(world: RpcWorld) -> None:
-    assert "cluster=custom&customUrl=http%3A%2F%2F127.0.0.1" in world.chain.explorer_url("5sig")
 
 
 # --- Priority fees

@@ -58,18 +58,6 @@ async def test_failed_outgoing_and_foreign_transactions_are_no_deposits(world: R
     assert [deposit.amount_micro for deposit in deposits] == [50]
 
 
-async def test_only_irreversible_deposits_are_reported(world: RpcWorld) -> None:
-    address = await world.account(1)
-    minted = await world.mint(address, 7)
-    deposits, _ = await read(world, address)
-    status = await world.chain.signature_status(minted.signature)
-    assert status is not None
-    assert status.is_irreversible or deposits == []
-    await world.irreversible(minted)
-    deposits, _ = await read(world, address)
-    assert len(deposits) == 1
-
-
 async def test_a_long_history_is_read_in_resumable_batches(
     world: RpcWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +85,3 @@ async def test_a_long_history_is_read_in_resumable_batches(
     for at, batch in enumerate(batches):
         rest, _ = await read(world, address, batch.cursor)
         assert rest == [deposit for later in batches[at + 1 :] for deposit in later.deposits]
-
-
-async def test_an_address_without_a_history_has_no_deposits(world: RpcWorld) -> None:
-    assert await read(world, world.token_address(9)) == ([], None)
