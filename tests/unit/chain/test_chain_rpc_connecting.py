@@ -16,7 +16,6 @@ from solders.token.state import Mint
 from agentpay_server import Finality, RpcSettings
 from agentpay_server.chain.clusters import ClusterRefusedError
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM
-from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.plugins.cluster.chain import RpcChain, connect
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
@@ -75,21 +74,6 @@ async def test_a_private_cluster_connects_without_warnings(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_mainnet_requires_allow_mainnet_and_is_no_test_chain(url: str, node: FakeNode) -> None:
-    node.answers["getGenesisHash"] = lambda: MAINNET
-    with pytest.raises(ClusterRefusedError, match="money is real"):
-        await connected(url)
-    assert set(node.calls) == {"getGenesisHash"}
-    chain = await connected(url, allow_mainnet=True)
-    assert not chain.is_test_chain
-    await chain.close()
-
-
-async def test_a_genesis_hash_other_than_the_stored_one_is_refused(url: str) -> None:
-    with pytest.raises(ClusterRefusedError, match=f"database belongs to {MAINNET}"):
-        await connected(url, stored=MAINNET)
-
-
 @pytest.mark.parametrize(
     ("told", "match"),
     [
@@ -117,15 +101,6 @@ async def test_a_fee_payer_without_sol_and_a_foreign_mint_authority_are_logged(
     await chain.close()
     assert f"the fee payer {TREASURY} holds no SOL" in caplog.text
     assert f"the authority of the mint {USDC} is {AUTHORITY}, not {TREASURY}" in caplog.text
-
-
-async def test_an_endpoint_that_does_not_respond_is_unavailable() -> None:
-    async def hangs_up(body: bytes) -> Answer:
-        return None
-
-    async with json_rpc_server.serving(hangs_up) as url:
-        with pytest.raises(ChainUnreachableError):
-            await connected(url)
 
 
 def test_invalid_settings_are_refused() -> None:
@@ -164,4 +139,14 @@ async def test_only_surfpool_proves_an_expiry_without_its_blocks(
     node.answers["getBlocksWithLimit"] = lambda slot, most, options: []
     chain = await connected(url)
     assert await chain.knows_blocks(10, 160) is is_believed
+    await chain.close()
+
+
+async def test_mainnet_requires_allow_mainnet_and_is_no_test_chain(url: str, node: FakeNode) -> None:
+    node.answers["getGenesisHash"] = lambda: MAINNET
+    with pytest.raises(ClusterRefusedError, match="money is real"):
+        await connected(url)
+    assert set(node.calls) == {"getGenesisHash"}
+    chain = await connected(url, allow_mainnet=True)
+    assert not chain.is_test_chain
     await chain.close()
