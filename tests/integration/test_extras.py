@@ -191,87 +191,28 @@ def test_modules_import_only_their_own_extras() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "source"),
+    ("module", "source", "is_allowed"),
     [
-        ("agentpay_server.plugins.migrations", "import asyncpg"),
-        (
-            "agentpay_server.plugins.migrations",
-            "from agentpay_server.plugins.postgres.database import PostgresDatabase",
-        ),
-        ("agentpay_server.assembly.opening", "def open_storage():\n    import asyncpg"),
-        ("agentpay_server.assembly.opening", "try:\n    import asyncpg\nexcept ImportError: pass"),
-        ("agentpay_server.assembly.opening", "import uvloop"),
-        (
-            "agentpay_server.assembly.opening",
-            "from agentpay_server.plugins.cluster.chain import connect",
-        ),
-        ("agentpay_server.assembly.opening", "def f():\n    import solana"),
-        ("agentpay_server.testkit.embedded.world", "import websockets"),
-        ("agentpay_server.database.sqlite", "import alembic"),
-        ("agentpay_server.http.operations", "import prometheus_client"),
-        ("agentpay_server.http.operations", "from agentpay_server.http import exposition"),
-        ("agentpay_server.plugins.paywall.paywall", "import click"),
-        ("agentpay_server.cli.serve", "class Serve:\n    import flask"),
-        ("agentpay_server.__main__", "import click"),
-        ("agentpay_server.__main__", "from agentpay_server.cli import main"),
-        (
-            "agentpay_server.pytest_plugin",
-            "from agentpay_server.testkit.embedded.server import AgentPayServer",
-        ),
-        ("agentpay.__main__", "from agentpay.cli import main"),
-        ("agentpay.cli.webhooks", "import starlette"),
-        ("agentpay._http.clients", "import starlette"),
-        ("agentpay._http.clients", "from agentpay_server.platform.settings import Settings"),
-        ("agentpay.integrations.flask", "import starlette"),
-        ("agentpay.tools.reports", "import mcp"),
-        ("agentpay.tools.reports", "from agentpay.mcp.serving import server"),
-        ("agentpay.mcp", "import mcp_types"),
-        ("agentpay.integrations.router", "from agentpay.integrations.flask import receiver"),
-        ("agentpay.integrations.router", "if TYPE_CHECKING:\n    pass\nelse:\n    import flask"),
+        ("agentpay_server.plugins.migrations", "import asyncpg", False),
+        ("agentpay_server.assembly.opening", "try:\n    import asyncpg\nexcept ImportError: pass", False),
+        ("agentpay_server.assembly.opening", "from agentpay_server.plugins.cluster import chain", False),
+        ("agentpay_server.assembly.opening", "def f():\n    import solana", False),
+        ("agentpay_server.cli.serve", "class Serve:\n    import flask", False),
+        ("agentpay_server.http.operations", "from agentpay_server.http import exposition", False),
+        ("agentpay.integrations.router", "if TYPE_CHECKING:\n    pass\nelse:\n    import flask", False),
+        ("agentpay_server.assembly.opening", "if TYPE_CHECKING:\n    import asyncpg", True),
+        ("agentpay_server.pytest_plugin", "def f():\n    from agentpay_server import AgentPayServer", True),
+        ("agentpay_server.plugins.postgres.database", "import asyncpg, sqlalchemy", True),
+        ("agentpay.integrations.flask", "import werkzeug", True),
     ],
 )
-def test_forbidden_imports_are_detected(module: str, source: str) -> None:
-    assert faults(module, source)
-
-
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        (
-            "agentpay_server.assembly.opening",
-            "def f():\n    from agentpay_server.plugins.postgres.database import PostgresDatabase",
-        ),
-        ("agentpay_server.assembly.opening", "if TYPE_CHECKING:\n    import asyncpg"),
-        ("agentpay_server.plugins.postgres.database", "import asyncpg, sqlalchemy"),
-        (
-            "agentpay_server.pytest_plugin",
-            "import pytest\ndef f():\n    from agentpay_server import AgentPayServer",
-        ),
-        ("agentpay_server.http.app", "import ulid, attrs, httpx"),
-        ("agentpay_server.plugins.cluster.client", "import httpcore, websockets"),
-        ("agentpay.integrations.flask", "import werkzeug"),
-    ],
-)
-def test_allowed_imports_are_not_reported(module: str, source: str) -> None:
-    assert faults(module, source) == []
+def test_a_forbidden_import_is_detected(module: str, source: str, is_allowed: bool) -> None:
+    assert bool(faults(module, source)) is not is_allowed
 
 
 def test_every_entry_names_an_existing_module() -> None:
     assert EXTRAS.keys() <= {*modules(), *OURS}
     assert {extra for extras in EXTRAS.values() for extra in extras} <= distributions().keys()
-
-
-def test_the_server_extra_is_made_of_the_others() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    (server,) = project["optional-dependencies"]["server"]
-    name, _, extras = server.removesuffix("]").partition("[")
-    assert (name, frozenset(extras.split(","))) == (project["name"], SERVER)
-
-
-def test_every_declared_extra_has_an_entry() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    named = {extra for extras in EXTRAS.values() for extra in extras}
-    assert project["optional-dependencies"].keys() - {"server"} <= named
 
 
 def loaded_by(program: str) -> frozenset[str]:
