@@ -4,11 +4,9 @@ import asyncio
 import base64
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import embedded_node
 import httpx
@@ -42,8 +40,6 @@ from agentpay_server import AgentPayServer
 pytestmark = [pytest.mark.embedded_chain("it is the chain that is served"), pytest.mark.plugin("node")]
 
 USDC = rpc_world.USDC
-MOST_CALLS = 100
-"""In one batch."""
 SOL = 10**9
 SHOWN = {"encoding": "jsonParsed", "maxSupportedTransactionVersion": 0}
 KIT = ("@solana/kit@8.4.0", "@solana-program/system@0.14.1", "@solana-program/token@0.16.1")
@@ -269,11 +265,6 @@ def base58(data: bytes) -> str:
     return "1" * (len(data) - len(data.lstrip(b"\0"))) + digits
 
 
-def test_transactions_are_base58_by_default(server: AgentPayServer) -> None:
-    transaction = giving(server, payer_with(server))
-    assert result(server, "sendTransaction", base58(bytes(transaction))) == str(transaction.signatures[0])
-
-
 def test_preflight_returns_the_error_and_sends_nothing(server: AgentPayServer) -> None:
     payer = payer_with(server)
     landed = giving(server, payer)
@@ -428,11 +419,6 @@ def test_restoring_a_snapshot_reverts_the_history(server: AgentPayServer) -> Non
     assert error["data"]["err"] == "BlockhashNotFound"
 
 
-def test_faults_of_the_sandbox_do_not_affect_solana_clients(server: AgentPayServer) -> None:
-    with server.sandbox.fault("chain_down"):
-        assert result(server, "getHealth") == "ok"
-
-
 # --- Bytes by hand -----------------------------------------------------------------------------------------
 
 
@@ -448,18 +434,6 @@ def test_a_batch_gets_responses_in_order_except_for_notifications(server: AgentP
         {"jsonrpc": "2.0", "error": {"code": -32601, "message": "Method not found"}, "id": None},
     ]
     assert httpx.post(server.rpc_url, json=calls[1]).content == b""
-
-
-def test_requests_over_the_limits_are_refused(server: AgentPayServer) -> None:
-    call = {"jsonrpc": "2.0", "id": 1, "method": "getHealth"}
-    batch = httpx.post(server.rpc_url, json=[call] * (MOST_CALLS + 1))
-    assert batch.json()["error"]["code"] == -32600
-    json_type = {"Content-Type": "application/json"}
-    deep = httpx.post(server.rpc_url, content=b"[" * 5_000, headers=json_type)
-    assert deep.json()["error"]["code"] == -32700
-    assert httpx.post(server.rpc_url, content=b" " * 65_537, headers=json_type).status_code == 413
-    too_many = [str(Keypair().pubkey()) for _ in range(101)]
-    assert refused(server, "getMultipleAccounts", too_many)["code"] == -32602
 
 
 def test_browser_pages_of_other_origins_are_refused(server: AgentPayServer) -> None:
@@ -589,15 +563,6 @@ def test_a_subscription_whose_encoding_cannot_show_an_account_does_not_stop_the_
     assert client.accounts.balance(payee.account_id).balance_usdc == 1
 
 
-def test_an_explorer_url_names_the_rpc_that_serves_the_chain(server: AgentPayServer) -> None:
-    client = server.client()
-    payer, payee = (client.accounts.create(name=name).account_id for name in "ab")
-    server.sandbox.fund(payer, "2")
-    url = server.rpc_url
-    paid = client.transfers.create(from_=payer, to=payee, amount=1)
-    assert f"customUrl={quote(url, safe='')}" in str(paid.chain_explorer_url)
-
-
 def test_a_subscription_ends_once_and_unknown_ones_are_refused(server: AgentPayServer) -> None:
     url = server.rpc_url.replace("http", "ws", 1)
 
@@ -676,29 +641,3 @@ def test_a_restart_of_a_served_chain_remembers_what_has_landed(tmp_path: Path) -
         block = result(server, "getBlock", shown["slot"], {**SHOWN, "rewards": False})
         assert str(transaction.signatures[0]) in str(block["transactions"])
         assert result(server, "getEpochInfo")["transactionCount"] == count + 1
-
-
-def test_every_response_identifies_its_request(server: AgentPayServer) -> None:
-    call = {"jsonrpc": "2.0", "id": 1, "method": "getHealth"}
-    facilitator = server.rpc_url.replace("/ext/v1/sandbox/rpc", "/ext/v1/sandbox/x402")
-    responses = [
-        httpx.post(server.rpc_url, json=call),
-        httpx.get(server.rpc_url),
-        httpx.post(server.rpc_url, content=b"{}"),
-        httpx.get(f"{facilitator}/supported"),
-        httpx.post(f"{facilitator}/verify", json={}),
-        httpx.get(f"{facilitator}/nothing"),
-        httpx.get(server.rpc_url.replace("/ext/v1/sandbox/rpc", "/nothing")),
-    ]
-    assert [response.status_code for response in responses] == [200, 405, 415, 200, 400, 404, 404]
-    identifiers = [response.headers["x-request-id"] for response in responses]
-    assert len(set(identifiers)) == len(identifiers)
-    assert all(identifier.startswith("req_") for identifier in identifiers)
-
-
-def test_the_rpc_port_without_websockets_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "websockets", None)
-    with AgentPayServer() as server:
-        with pytest.raises(ModuleNotFoundError, match=r"needs websockets, .*: pip install .*\[cluster\]"):
-            _ = server.rpc_url
-        assert httpx.get(f"{server.facilitator_url}/supported").status_code == 200

@@ -174,14 +174,6 @@ def test_trailers_of_a_request_are_ignored(listening: AgentPayServer) -> None:
         assert peer.send(GET_HEALTH).answer().status == 200
 
 
-def test_protocol_upgrades_are_ignored(listening: AgentPayServer, caplog: pytest.LogCaptureFixture) -> None:
-    for upgrade in ("h2c", "websocket"):
-        with Peer(listening.base_url) as peer:
-            answered = peer.request("GET /healthz", "Connection: Upgrade", f"Upgrade: {upgrade}")
-            assert (answered.status, answered.json()) == (200, {"status": "ok"})
-    assert "uvicorn" not in caplog.text
-
-
 PIECES = [
     *[b"GET ", b"POST ", b"PUT ", b"HEAD ", b"/", b"/v1/accounts", b"http://localhost/", b"?x=1", b" "],
     *[b" HTTP/1.1\r\n", b" HTTP/1.0\r\n", b"\r\n", b"\n", b"\r", HOST, b"Host: evil\r\n", b"X: y\r\n"],

@@ -13,7 +13,6 @@ from agentpay import (
     AgentPay,
     AuthenticationError,
     ChainUnavailableError,
-    InvalidRequestError,
     PolicyViolationError,
     RateLimitError,
     TransferOutcomeUnknownError,
@@ -98,21 +97,6 @@ def test_an_invalid_limit_is_refused_by_name(
         response = http.post("/ext/v1/console/agent-keys", json={"account_id": payer, field: value})
     assert response.status_code == 400
     assert [each["field"] for each in response.json()["details"]] == [field]
-
-
-def test_an_amount_of_the_client_must_be_exact(client: AgentPay, payer: str) -> None:
-    with pytest.raises(TypeError):
-        client.agent_keys.create(payer, max_total_usdc=0.1)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequestError, match="max_total_usdc"):
-        client.agent_keys.create(payer, max_total_usdc=0)
-
-
-def test_null_is_no_limit(server: AgentPayServer, payer: str) -> None:
-    with raw_client(server) as http:
-        body = {"account_id": payer, "expires_in": None, "max_total_usdc": None}
-        made = http.post("/ext/v1/console/agent-keys", json=body)
-    assert made.status_code == 201
-    assert (made.json()["expires_at"], made.json()["max_total_usdc"]) == (None, None)
 
 
 # --- The total

@@ -230,14 +230,6 @@ def test_a_start_that_is_killed_within_its_scene_is_not_continued(path: Path, tm
     assert "a scene is built only on empty data, and never continued" in " ".join(result.output.split())
 
 
-def test_serve_names_the_fault_of_a_scene(tmp_path: Path) -> None:
-    path = tmp_path / "bad.toml"
-    path.write_text("[accounts.a]\nnam = 'A'\n", "utf-8")
-    result = CliRunner().invoke(main, ["serve", "--scene", str(path)])
-    assert result.exit_code == 2
-    assert "accounts.a.nam (line 2) is unknown" in " ".join(result.output.split())
-
-
 SHOP = """
 [accounts.agent]
 name = "Agent"
@@ -290,19 +282,6 @@ def test_a_scene_opens_local_sellers(tmp_path: Path) -> None:
             bought(agent, account_id, built.sellers["thief"])
         pins = {pin.origin: pin.category for pin in server.client().sellers.list()}
         assert pins[built.paywalls["weather"].base_url] == "data"
-
-
-def test_serve_prints_the_urls_of_local_sellers(tmp_path: Path) -> None:
-    path = tmp_path / "scene.toml"
-    path.write_text(SHOP, "utf-8")
-    with processing("serve", "--port", "0", "--scene", str(path)) as process:
-        line = next_json(process)
-        built = line["scene"]
-        assert list(built["sellers"]) == ["weather", "models", "thief"]
-        with AgentPay(api_key=built["agent_keys"]["agent"][0], base_url=line["base_url"]) as agent:
-            answer = bought(agent, built["accounts"]["agent"], built["sellers"]["weather"])
-            assert answer.status_code == 200
-            assert agent.accounts.balance(built["accounts"]["agent"]).balance_usdc == Decimal("9.75")
 
 
 def test_a_local_seller_has_the_port_of_the_scene(tmp_path: Path) -> None:
@@ -396,11 +375,6 @@ def test_a_scene_is_not_built_on_a_cluster(path: Path) -> None:
     rpc = RpcSettings(url="http://127.0.0.1:8899")
     with pytest.raises(ValueError, match="embedded chain"):
         AgentPayServer(scene=path, rpc=rpc)
-
-
-def test_a_server_without_a_scene_says_so() -> None:
-    with AgentPayServer() as server, pytest.raises(ValueError, match="without a scene"):
-        _ = server.scene
 
 
 def test_a_scene_that_fails_leaves_no_key_and_no_webhook(tmp_path: Path) -> None:

@@ -229,14 +229,6 @@ def test_closing_an_embedded_server_reports_transfers_in_flight(tmp_path: Path) 
         assert server.client().transfers.wait(transfer_id).status == "settled"
 
 
-def test_a_request_that_finds_the_database_closed_is_503(tmp_path: Path) -> None:
-    with AgentPayServer(clock="system", data_dir=tmp_path) as server, raw_client(server) as http:
-        world = server._running
-        world.call(world.server.storage.database.close())
-        answer = http.post("/v1/accounts", json={"name": "a"})
-        assert (answer.status_code, answer.json()["error"]) == (503, "service_unavailable")
-
-
 def test_a_server_that_loses_its_postgresql_signs_nothing_until_it_is_restarted() -> None:
     url = asyncio.run(stores.fresh_url())
     environment = {"AGENTPAY_SERVER_ENCRYPTION_KEY": stores.KEY.hex()}

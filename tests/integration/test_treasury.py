@@ -61,13 +61,6 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line for line in caplog.messages if line.startswith("treasury.low")]
 
 
-def test_the_metric_reports_the_treasury_balance(watched: Watched) -> None:
-    watched.holds(1_234_567_890)
-    assert watched.sol() == 1.23456789
-    watched.holds(0)
-    assert watched.sol() == 0
-
-
 @pytest.mark.parametrize(
     ("lamports", "not_ready"),
     [(0, ["treasury"]), (RESERVE + FEE - 1, ["treasury"]), (RESERVE + FEE, [])],
