@@ -4,7 +4,8 @@ import asyncio
 import base64
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -406,34 +407,7 @@ def test_the_history_of_an_address_is_paged_both_ways(server: AgentPayServer) ->
     assert refused(server, "getSignaturesForAddress", str(payer.pubkey()), {"limit": 1001})["code"] == -32602
 
 
-@pytest.mark.in_memory("nothing else can be brought back")
-def test_restoring_a_snapshot_reverts_the_history(server: AgentPayServer) -> None:
-    payer = payer_with(server)
-    snapshot = server.sandbox.snapshot()
-    transaction = giving(server, payer)
-    signature = result(server, "sendTransaction", text_of(transaction), BASE64)
-    server.sandbox.restore(snapshot)
-    assert result(server, "getTransaction", signature) is None
-    assert len(result(server, "getSignaturesForAddress", str(payer.pubkey()))) == 1
-    error = refused(server, "sendTransaction", text_of(transaction), BASE64)
-    assert error["data"]["err"] == "BlockhashNotFound"
-
-
 # --- Bytes by hand -----------------------------------------------------------------------------------------
-
-
-def test_a_batch_gets_responses_in_order_except_for_notifications(server: AgentPayServer) -> None:
-    calls = [
-        {"jsonrpc": "2.0", "id": "a", "method": "getHealth"},
-        {"jsonrpc": "2.0", "method": "getHealth"},
-        {"jsonrpc": "2.0", "id": None, "method": "nothing"},
-    ]
-    answers = httpx.post(server.rpc_url, json=calls).json()
-    assert answers == [
-        {"jsonrpc": "2.0", "result": "ok", "id": "a"},
-        {"jsonrpc": "2.0", "error": {"code": -32601, "message": "Method not found"}, "id": None},
-    ]
-    assert httpx.post(server.rpc_url, json=calls[1]).content == b""
 
 
 def test_browser_pages_of_other_origins_are_refused(server: AgentPayServer) -> None:
@@ -459,6 +433,19 @@ def test_browser_pages_of_other_origins_are_refused(server: AgentPayServer) -> N
 
 
 # --- WebSocket ---------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def talking(server: AgentPayServer) -> AsyncIterator[tuple[Any, Any]]:
+    """Yield a connection to the chain, and what calls a method over it."""
+    async with websockets.connect(server.rpc_url.replace("http", "ws", 1)) as connection:
+
+        async def call(method: str, *params: Any) -> Any:
+            content = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+            await connection.send(json.dumps(content))
+            return json.loads(await connection.recv())
+
+        yield connection, call
 
 
 def test_solana_py_gets_notifications_of_a_signature_and_of_slots(server: AgentPayServer) -> None:
@@ -513,23 +500,16 @@ def test_a_subscription_to_an_account_is_notified(server: AgentPayServer) -> Non
     payer = payer_with(server)
     outside, recipient = Keypair(), Keypair().pubkey()
     transaction = giving(server, payer, to=recipient, text="hello")
-    url = server.rpc_url.replace("http", "ws", 1)
 
     async def listen() -> None:
-        async with websockets.connect(url) as connection:
-
-            async def call(method: str, *params: Any) -> Any:
-                content = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-                await connection.send(json.dumps(content))
-                return json.loads(await connection.recv())["result"]
-
-            wanted = await call("accountSubscribe", str(recipient), BASE64)
+        async with talking(server) as (connection, call):
+            wanted = (await call("accountSubscribe", str(recipient), BASE64))["result"]
             await call("accountSubscribe", str(outside.pubkey()))
             await asyncio.to_thread(result, server, "sendTransaction", text_of(transaction), BASE64)
             told = json.loads(await connection.recv())["params"]
             assert told["subscription"] == wanted
             assert told["result"]["value"]["lamports"] == 5 * 10**6
-            assert await call("accountUnsubscribe", wanted) is True
+            assert (await call("accountUnsubscribe", wanted))["result"] is True
 
     asyncio.run(asyncio.wait_for(listen(), 120))
 
@@ -541,15 +521,11 @@ def test_a_subscription_whose_encoding_cannot_show_an_account_does_not_stop_the_
     client = server.client()
     payer, payee = (client.accounts.create(name=name) for name in "ab")
     server.sandbox.fund(payer.account_id, "2")
-    url = server.rpc_url.replace("http", "ws", 1)
 
     async def listen() -> None:
-        async with websockets.connect(url) as connection:
+        async with talking(server) as (connection, call):
             # 165 bytes, and these encodings show 128.
-            watched = [payee.usdc_token_account, options]
-            content = {"jsonrpc": "2.0", "id": 1, "method": "accountSubscribe", "params": watched}
-            await connection.send(json.dumps(content))
-            assert "result" in json.loads(await connection.recv())
+            assert "result" in await call("accountSubscribe", payee.usdc_token_account, options)
             paid = await asyncio.to_thread(
                 client.transfers.create, from_=payer.account_id, to=payee.account_id, amount=1
             )
@@ -564,16 +540,8 @@ def test_a_subscription_whose_encoding_cannot_show_an_account_does_not_stop_the_
 
 
 def test_a_subscription_ends_once_and_unknown_ones_are_refused(server: AgentPayServer) -> None:
-    url = server.rpc_url.replace("http", "ws", 1)
-
     async def talk() -> None:
-        async with websockets.connect(url) as connection:
-
-            async def call(method: str, *params: Any) -> Any:
-                content = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-                await connection.send(json.dumps(content))
-                return json.loads(await connection.recv())
-
+        async with talking(server) as (connection, call):
             number = (await call("signatureSubscribe", str(Signature.default())))["result"]
             assert (await call("signatureUnsubscribe", number))["result"] is True
             assert (await call("signatureUnsubscribe", number))["error"]["code"] == -32602

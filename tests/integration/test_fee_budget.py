@@ -210,17 +210,6 @@ def test_open_sessions_reserve_the_fees_of_their_close(desk: Desk) -> None:
     assert [cycle(desk, key) for key in ("more", "yet more")] == [200, 429]
 
 
-def test_settled_transfers_cost_nothing_of_the_budget() -> None:
-    with budgeted(TRANSFER) as server, raw_client(server) as http:
-        desk = desk_with(server, http)
-        for _ in range(5):
-            paid = server.client().transfers.create(
-                from_=desk.payer.account_id, to=desk.payee.account_id, amount=1
-            )
-            assert paid.status == "settled"
-        assert counted(desk) == (0, 0)
-
-
 def test_a_budget_of_one_lamport_less_refuses_a_transfer_and_its_check() -> None:
     with budgeted(TRANSFER - 1) as server, raw_client(server) as http:
         desk = desk_with(server, http)

@@ -120,15 +120,6 @@ def test_the_temporary_key_of_a_run_does_not_count_as_the_last_key(tmp_path: Pat
         assert list(second.client(api_key=kept).accounts.list()) == []
 
 
-def test_a_key_may_share_the_name_of_a_temporary_one(tmp_path: Path) -> None:
-    with AgentPayServer(data_dir=tmp_path) as first:
-        lasting = first.operator_keys.create(name="this run")
-    with AgentPayServer(data_dir=tmp_path):
-        pass
-    with AgentPayServer(data_dir=tmp_path, operator_key=lasting.key) as third:
-        assert list(third.client().accounts.list()) == []
-
-
 def test_a_revoked_key_cannot_start_a_server(tmp_path: Path) -> None:
     with AgentPayServer(data_dir=tmp_path) as first:
         leaked, leaked_id = first.operator_key, own_key_id(first)

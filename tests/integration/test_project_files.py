@@ -64,14 +64,6 @@ def test_the_version_of_the_tree_can_be_tagged(capsys: pytest.CaptureFixture[str
         release.main(["--check-tag", "v999.0.0"])
 
 
-def test_nothing_is_published_before_the_project_has_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home, "home", lambda: home.UNDECIDED + "agentpay")
-    with pytest.raises(SystemExit, match=r"run python scripts/home\.py https://"):
-        home.check_home()
-    monkeypatch.setattr(home, "home", lambda: "https://github.com/owner/name")
-    home.check_home()
-
-
 def test_the_home_is_stated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in home.NAMED_IN:
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -215,19 +215,25 @@ def test_an_approved_transfer_counts_to_the_key_that_asked(
     assert agent.whoami().spent_total_usdc == 5
 
 
-def test_an_approved_payment_counts_until_it_is_signed_or_ends(
-    server: AgentPayServer, client: AgentPay, new_key: NewKey, payer: str, payee: str
-) -> None:
-    client.policies.update(payer, escalation_threshold="0.001")
+def authorizing(server: AgentPayServer, key: str, payer: str) -> Callable[[str], httpx.Response]:
+    """Return a function that asks, with a key, for the payment of a purchase."""
     seller = Seller.at(server).open()
-    key = new_key(max_total_usdc="0.0015").key
-    agent = server.client(api_key=key)
 
     def authorize(purchase: str) -> httpx.Response:
         body = {"account_id": payer, "idempotency_key": purchase, "origin": ORIGIN, **seller.ask()}
         with raw_client(server, key) as http:
             return http.post("/ext/v1/payments", json=body)
 
+    return authorize
+
+
+def test_an_approved_payment_counts_until_it_is_signed_or_ends(
+    server: AgentPayServer, client: AgentPay, new_key: NewKey, payer: str, payee: str
+) -> None:
+    client.policies.update(payer, escalation_threshold="0.001")
+    key = new_key(max_total_usdc="0.0015").key
+    authorize = authorizing(server, key, payer)
+    agent = server.client(api_key=key)
     waiting = authorize("first").json()
     refused(authorize("second"), "policy_violation")
     assert server.approvals.approve(waiting["transfer_id"]).status == "approved"
@@ -290,15 +296,9 @@ def test_a_transfer_in_flight_counts_in_full() -> None:
 
 
 def test_a_payment_counts_from_its_authorization(server: AgentPayServer, new_key: NewKey, payer: str) -> None:
-    seller = Seller.at(server).open()
     key = new_key(max_total_usdc="0.0015").key
+    authorize = authorizing(server, key, payer)
     agent = server.client(api_key=key)
-
-    def authorize(purchase: str) -> httpx.Response:
-        body = {"account_id": payer, "idempotency_key": purchase, "origin": ORIGIN, **seller.ask()}
-        with raw_client(server, key) as http:
-            return http.post("/ext/v1/payments", json=body)
-
     assert authorize("first").status_code == 201
     assert agent.whoami().spent_total_usdc == Decimal("0.001")
     refusal = refused(authorize("second"), "policy_violation")

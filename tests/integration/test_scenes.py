@@ -1,6 +1,5 @@
 """Scenes: the state of a server in one file, built by real operations."""
 
-import re
 import signal
 import socket
 import subprocess
@@ -168,15 +167,15 @@ def test_a_scene_is_what_its_file_says(path: Path) -> None:
 def test_serve_builds_a_scene_and_prints_its_keys(path: Path) -> None:
     with processing("serve", "--port", "0", "--scene", str(path)) as process:
         line = next_json(process)
+        built = line["scene"]
         with AgentPay(api_key=line["operator_key"], base_url=line["base_url"]) as client:
-            served = state(client)
-        key = line["scene"]["agent_keys"]["research"][0]
-        with AgentPay(api_key=key, base_url=line["base_url"]) as agent:
-            assert agent.whoami().account_id == line["scene"]["accounts"]["research"]
-        assert line["scene"]["webhook_secrets"][0].startswith("whsec_")
-    with AgentPayServer(scene=path) as server:
-        embedded = state(server.client())
-    assert {**served, "webhooks": None} == {**embedded, "webhooks": None}
+            assert client.accounts.get(built["accounts"]["research"]).balance_usdc == Decimal("41.5")
+            assert [hook.low_balance_threshold_usdc for hook in client.webhooks.list()] == [20]
+            assert [each.origin for each in client.sellers.list()] == ["https://api.example.com"]
+            assert sorted(each.status for each in client.sessions.list()) == ["open", "settled"]
+        with AgentPay(api_key=built["agent_keys"]["research"][0], base_url=line["base_url"]) as agent:
+            assert agent.whoami().account_id == built["accounts"]["research"]
+        assert built["webhook_secrets"][0].startswith("whsec_")
 
 
 def test_serve_refuses_a_scene_on_data_that_is_not_empty(path: Path, tmp_path: Path) -> None:
@@ -186,17 +185,12 @@ def test_serve_refuses_a_scene_on_data_that_is_not_empty(path: Path, tmp_path: P
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert "only on empty data" in " ".join(result.output.split())
-    with pytest.raises(SceneError, match="only on empty data"):
-        AgentPayServer(scene=path, data_dir=tmp_path / "data").start()
 
 
 def test_a_scene_that_cannot_be_built_names_the_data_to_delete(tmp_path: Path) -> None:
     path = tmp_path / "scene.toml"
     path.write_text(PAIR % "" + STEP + "amount = 1\n" + STEP + 'amount = 1\nstatus = "rejected"')
     told = "is rejected, but the transfer is settled: .* A part of the scene is in .*data: delete it"
-    result = CliRunner().invoke(main, ["serve", "--data-dir", str(tmp_path / "data"), "--scene", str(path)])
-    assert result.exit_code == 2
-    assert re.search(told, " ".join(result.output.replace("│", "").split()))
     with pytest.raises(SceneError, match=told):
         AgentPayServer(scene=path, data_dir=tmp_path / "other-data").start()
 

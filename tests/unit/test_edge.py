@@ -13,7 +13,6 @@ from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.platform.clock import MACHINE_NOW_US, SystemClock, real_now_us
 from agentpay_server.platform.randomness import SeededRandomness
 from agentpay_server.platform.vault import Place, Vault
-from agentpay_server.webhooks import http as posting
 
 pytestmark = pytest.mark.anyio
 
@@ -77,9 +76,3 @@ async def test_without_a_seed_all_randomness_comes_from_the_entropy_of_the_edge(
             await runtime.stop()
 
     assert await first_key() == await first_key()
-
-
-def test_all_posters_share_one_tls_context() -> None:
-    clients = [posting.HttpPoster(public_only=True)._make_client("https") for _ in range(2)]
-    contexts = {id(client._transport._pool._ssl_context) for client in clients}
-    assert len(contexts) == 1

@@ -6,14 +6,11 @@ import time
 import pytest
 import rpc_world
 from rpc_world import USDC, RpcWorld
-from solders.keypair import Keypair
 from surfpool import Surfpool
 
-from agentpay_server import RpcSettings
-from agentpay_server.chain import instructions, transactions
-from agentpay_server.chain.custody import POLICY_AUTHORITY, TREASURY, Custody, record_key
+from agentpay_server.chain import transactions
+from agentpay_server.chain.custody import Custody
 from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError, FailureReason, SignedTransaction
-from agentpay_server.chain.transactions import MAX_MEMO_BYTES, PolicyRecord
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
@@ -129,87 +126,3 @@ async def test_an_unknown_blockhash_is_not_an_outcome(world: RpcWorld) -> None:
     with pytest.raises(ChainUnreachableError, match="Blockhash not found"):
         await world.chain.send(signed.raw)
     assert await world.chain.signature_status(signed.signature) is None
-
-
-# --- Reading
-
-
-async def test_only_usdc_token_accounts_are_token_accounts(world: RpcWorld) -> None:
-    address = await world.account(1, 25)
-    other_mint = str(Keypair().pubkey())
-    rpc_world.put_mint(world.surfpool, world.custody.address(TREASURY), address=other_mint)
-    await world.land(
-        transactions.create_token_account(
-            world.custody, await world.chain.latest_blockhash(), usdc_mint=other_mint, owner=world.owner(1)
-        )
-    )
-    foreign = instructions.associated_token_address(world.owner(1), other_mint)
-    asked = [address, foreign, world.owner(1), world.token_address(9), USDC, "no address", address]
-    found = await world.chain.token_accounts(asked)
-    assert found[1:6] == [None] * 5
-    assert found[0] == found[6]
-    assert found[0] is not None
-    assert (found[0].address, found[0].owner, found[0].amount_micro) == (address, world.owner(1), 25)
-    assert not found[0].is_frozen
-    await world.freeze(address)
-    (frozen,) = await world.chain.token_accounts([address])
-    assert frozen is not None
-    assert frozen.is_frozen
-
-
-async def test_account_sizes_and_rents_are_returned(world: RpcWorld) -> None:
-    address = await world.account(1)
-    assert await world.chain.account_size(address) == (await world.chain.rent_exemption(165), 165)
-    assert await world.chain.account_size(world.owner(1)) == (await world.chain.rent_exemption(0), 0)
-    assert await world.chain.account_size(world.owner(2)) is None
-    assert await world.chain.account_size("no address") is None
-
-
-# --- Priority fees
-
-
-async def test_a_priority_fee_is_paid_and_the_limit_suffices_for_every_kind_of_transaction(
-    surfpool: Surfpool,
-) -> None:
-    async with rpc_world.world(surfpool, priority_fee_micro_lamports=10_000) as world:
-        chain, custody = world.chain, world.custody
-        rpc_world.put_lamports(surfpool, custody.address(POLICY_AUTHORITY), 10**9)
-        half_limit = RpcSettings(url=surfpool.url).compute_unit_limit // 2
-
-        async def lands_within_half_the_limit(signed: SignedTransaction) -> None:
-            units = await chain.simulate(signed.raw)
-            assert units is not None
-            assert 0 < units < half_limit
-            await world.land(signed)
-
-        for index in (1, 2):
-            await lands_within_half_the_limit(await world.provision(index))
-        await world.mint(world.token_address(1), 10)
-        before = await chain.account_size(custody.address(TREASURY))
-        await lands_within_half_the_limit(
-            await world.transfer(1, world.token_address(2), 1, memo="é" * (MAX_MEMO_BYTES // 2))
-        )
-        after = await chain.account_size(custody.address(TREASURY))
-        assert before is not None
-        assert after is not None
-        assert before[0] - after[0] > 10_000  # Two signatures.
-        record = PolicyRecord(
-            account_id="acct_" + "0" * 26, policy_version=1, policy_sha256="0" * 64, policy="p" * 700
-        )
-        for version in (1, 2):
-            address = custody.address(record_key(1))
-            await lands_within_half_the_limit(
-                transactions.write_policy_record(
-                    custody,
-                    await chain.latest_blockhash(),
-                    account_index=1,
-                    record=PolicyRecord(
-                        account_id=record.account_id,
-                        policy_version=version,
-                        policy_sha256=record.policy_sha256,
-                        policy=record.policy,
-                    ),
-                    present=await chain.account_size(address),
-                    rent_exempt_lamports=await chain.rent_exemption(record.size),
-                )
-            )

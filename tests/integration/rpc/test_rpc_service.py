@@ -11,14 +11,12 @@ import pytest
 import rpc_proxy
 import rpc_service
 import rpc_world
-import validators
 from click.testing import CliRunner
 from rpc_proxy import RpcProxy
 from rpc_service import Service
 from solders.keypair import Keypair
 from surfpool import Surfpool
 
-from agentpay import ConflictError
 from agentpay_server import AgentPayServer, Settings, StartRefusedError
 from agentpay_server.cli import main
 from agentpay_server.cli import process as _process  # noqa: F401 - loaded while coverage is measured
@@ -124,47 +122,6 @@ async def test_simulated_compute_limits_suffice_for_every_operation(
         assert await service.held(payer) == 100_000_000 - sent * 1_000_000 - 6_000_000
         # One for each kind, not one for each transaction.
         assert 0 < proxy.requests["simulateTransaction"] <= 12
-
-
-async def test_a_transfer_to_a_not_yet_stored_account_becomes_its_deposit(
-    service: Service,
-) -> None:
-    payer, context = await service.account("10"), service.runtime.context
-    address = service.token_account_of(2)
-    await service.open_token_account_of(2)
-
-    async def is_there() -> bool:
-        return (await context.chain.token_accounts([address]))[0] is not None
-
-    await rpc_service.eventually(is_there)
-    paid = (await service.transfer("key", payer, address, "4")).json()
-    account = await service.account()
-    assert account.usdc_token_account == address
-
-    async def history() -> list[tuple[str, str, str]]:
-        page = await service.until_read(f"/v1/accounts/{account.account_id}/transactions")
-        return [(entry["type"], entry["amount_usdc"], entry["tx_signature"]) for entry in page["data"]]
-
-    async def is_posted() -> bool:
-        return bool(await history())
-
-    await rpc_service.eventually(is_posted)
-    assert await history() == [("deposit", "4.000000", paid["tx_signature"])]
-
-
-async def test_an_embedded_server_works_on_a_cluster(surfpool: Surfpool) -> None:
-    rpc_world.prepare(surfpool)
-
-    def use() -> None:
-        with AgentPayServer(rpc=validators.rpc_settings(surfpool)) as server:
-            account = server.client().accounts.create(name="Research bot")
-            server.sandbox.fund(account.account_id, "2")
-            assert server.client().accounts.balance(account.account_id).balance_usdc == 2
-            assert server.transactions == []
-            with pytest.raises(ConflictError, match="not_in_memory"):
-                server.sandbox.snapshot()
-
-    await asyncio.to_thread(use)
 
 
 # --- While the cluster is away
@@ -301,3 +258,29 @@ async def test_a_mint_other_than_the_stored_one_is_refused(
     with pytest.raises(StartRefusedError, match=f"hold the mint {rpc_world.USDC}, not {mint}"):
         async with rpc_service.serving(surfpool, data_dir=tmp_path, usdc_mint=mint):
             pass
+
+
+async def test_a_transfer_to_a_not_yet_stored_account_becomes_its_deposit(
+    service: Service,
+) -> None:
+    payer, context = await service.account("10"), service.runtime.context
+    address = service.token_account_of(2)
+    await service.open_token_account_of(2)
+
+    async def is_there() -> bool:
+        return (await context.chain.token_accounts([address]))[0] is not None
+
+    await rpc_service.eventually(is_there)
+    paid = (await service.transfer("key", payer, address, "4")).json()
+    account = await service.account()
+    assert account.usdc_token_account == address
+
+    async def history() -> list[tuple[str, str, str]]:
+        page = await service.until_read(f"/v1/accounts/{account.account_id}/transactions")
+        return [(entry["type"], entry["amount_usdc"], entry["tx_signature"]) for entry in page["data"]]
+
+    async def is_posted() -> bool:
+        return bool(await history())
+
+    await rpc_service.eventually(is_posted)
+    assert await history() == [("deposit", "4.000000", paid["tx_signature"])]

@@ -128,18 +128,6 @@ def test_a_cursor_marks_the_end_of_the_reported_deposits(
     assert amounts(world, recipient, batches[-1][1]) == [6]
 
 
-def test_a_listener_is_notified_of_every_deposit(world: World) -> None:
-    recipient = world.account(2)
-    source = world.account(1, 10)
-    heard: list[Deposit | None] = []
-    world.chain.listen(heard.append)
-    world.land(world.transfer(1, recipient, 3))
-    world.land(world.transfer(1, recipient, 4, memo="txn_2"))
-    assert [deposit and deposit.token_account for deposit in heard] == [recipient, recipient]
-    assert amounts(world, recipient) == [3, 4]
-    assert world.balance(source) == 3
-
-
 def test_the_journal_survives_a_restart(ledger: DatabaseLedger) -> None:
     world = World(ledger=ledger)
     recipient = world.account(1)

@@ -1,14 +1,12 @@
 """The embedded chain and its ledger: what was answered is never lost, and what is lost was never answered."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import evolve
 from chain_world import SEED, START_US, World, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -537,32 +535,3 @@ def test_chain_and_ledger_agree_after_a_cancelled_send(tmp_path: Path) -> None:
                     assert await it.chain.signature_status(signed.signature) is None
 
     asyncio.run(test())
-
-
-def test_a_chain_with_a_long_history_starts_quickly(tmp_path: Path) -> None:
-    async def prepare() -> None:
-        async with filed(tmp_path / "chain.sqlite3") as it:
-            await it.chain.restore()
-            state = it.chain._written
-            assert state is not None
-            _, accounts = await it.ledger.read() or pytest.fail("it has begun")
-            account = accounts[it.chain.usdc_mint]
-            await it.ledger.write(
-                PersistedPage(
-                    before=state,
-                    after=evolve(state, slot=state.slot + 100_000, height=state.height + 1_000),
-                    first_accounts={str(Keypair().pubkey()): account for _ in range(2_000)},
-                    signatures={f"{n:088}": (LANDED, SeenMessage(Hash.default(), 0)) for n in range(100_000)},
-                )
-            )
-
-    async def start() -> float:
-        async with filed(tmp_path / "chain.sqlite3") as it:
-            began = time.thread_time()
-            await it.chain.restore()
-            seconds = time.thread_time() - began
-            assert await it.chain.signature_status(f"{77:088}") == LANDED
-            return seconds
-
-    asyncio.run(prepare())
-    assert asyncio.run(start()) < 1.0

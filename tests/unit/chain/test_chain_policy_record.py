@@ -37,14 +37,6 @@ def rent_missing(world: World, index: int) -> int:
     return run(world.chain.rent_exemption(size)) - lamports
 
 
-def test_the_first_write_creates_the_record(world: World) -> None:
-    record = policy_record()
-    world.land(world.write_record(1, record))
-    assert world.record(1) == record
-    assert len(world.record_data(1)) == record.size
-    assert rent_missing(world, 1) == 0
-
-
 def test_a_policy_too_long_for_the_creation_is_written_by_the_next_update(world: World) -> None:
     record = policy_record(1, "p" * MAX_POLICY_CHARACTERS)
     world.land(world.write_record(1, record))
@@ -78,14 +70,6 @@ def test_any_series_of_policies_is_read_back_or_absent(policies: list[str | None
         if policy is not None and len(policy.encode()) <= 400:
             assert world.record(1) == record
         assert rent_missing(world, 1) <= 0
-
-
-def test_lamports_sent_to_the_record_address_do_not_prevent_its_creation(world: World) -> None:
-    step = instructions.transfer_lamports(world.pubkey(TREASURY), world.pubkey(record_key(1)), 1_000_000)
-    world.land(sign_transaction(world.custody, world.blockhash(), [step]))
-    world.land(world.write_record(1, policy_record()))
-    assert world.record(1) == policy_record()
-    assert rent_missing(world, 1) == 0
 
 
 def test_creating_a_record_twice_fails_and_keeps_the_first(world: World) -> None:
@@ -172,3 +156,11 @@ def test_metadata_without_the_record_fields_is_refused(world: World) -> None:
     assert status == SignatureStatus(is_final=True)
     with pytest.raises(ValueError, match="no field 'policy_sha256'"):
         world.record(1)
+
+
+def test_lamports_sent_to_the_record_address_do_not_prevent_its_creation(world: World) -> None:
+    step = instructions.transfer_lamports(world.pubkey(TREASURY), world.pubkey(record_key(1)), 1_000_000)
+    world.land(sign_transaction(world.custody, world.blockhash(), [step]))
+    world.land(world.write_record(1, policy_record()))
+    assert world.record(1) == policy_record()
+    assert rent_missing(world, 1) == 0

@@ -17,7 +17,6 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
 
-import httpcore
 import json_rpc_server
 import pytest
 from cryptography import x509
@@ -510,20 +509,6 @@ async def test_a_certificate_of_another_name_is_unavailable(monkeypatch: pytest.
         await client.call("getThing")
     await client.close()
     node.close()
-
-
-async def test_data_before_the_encryption_is_not_read_as_a_response() -> None:
-    async def inject(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(sized(b'{"jsonrpc": "2.0", "id": null, "error": {"code": 1, "message": "forged"}}'))
-        await reader.read(1)
-
-    async with json_rpc_server.listening(inject) as url:
-        stream = await client_module._Network().connect_tcp("127.0.0.1", _port(url))
-        async with asyncio.timeout(120):
-            while not stream.get_extra_info("is_readable"):  # noqa: ASYNC110 - nothing reports it
-                await asyncio.sleep(0)
-        with pytest.raises(httpcore.ConnectError, match="data before the encryption"):
-            await stream.start_tls(ssl.create_default_context(), "node.example")
 
 
 @pytest.mark.parametrize("addresses", [1, 2])

@@ -18,12 +18,7 @@ from agentpay_server.chain.custody import (
     KeyPath,
     TransactionTooLargeError,
 )
-from agentpay_server.chain.instructions import (
-    COMPUTE_BUDGET_PROGRAM,
-    MEMO_PROGRAM,
-    USDC_MINTS,
-    associated_token_address,
-)
+from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM, USDC_MINTS
 from agentpay_server.chain.protocol import Blockhash, ComputeBudget, FailureReason, SignedTransaction
 from agentpay_server.chain.transactions import MAX_MEMO_BYTES, MOST_PROVISIONED, MemoMode, memo_text
 
@@ -64,14 +59,6 @@ def test_a_transfer_moves_exactly_the_amount(world: World) -> None:
     assert world.lamports(world.owner(1)) == sol, "the treasury pays the fee"
     world.land(world.transfer(1, recipient, 7_499_999, memo="the rest"))
     assert (world.balance(source), world.balance(recipient)) == (0, 10_000_005)
-
-
-def test_a_transfer_carries_one_memo_and_the_chain_logs_it(world: World) -> None:
-    world.account(1, 10)
-    transaction = world.transfer(1, world.account(2), 1, memo=TRANSFER_ID)
-    world.land(transaction)
-    assert program_data(transaction, MEMO_PROGRAM) == [TRANSFER_ID.encode()]
-    assert any(TRANSFER_ID in line for line in world.logs(transaction))
 
 
 def test_a_key_cannot_spend_from_another_account(world: World) -> None:
@@ -256,31 +243,3 @@ def test_provisioning_succeeds_if_its_accounts_exist_already(world: World) -> No
     )
     world.account(1)
     assert world.lamports(world.owner(1)) == run(world.chain.rent_exemption(0))
-
-
-def test_funding_the_authority_can_be_omitted(world: World) -> None:
-    world.land(
-        transactions.provision_accounts(
-            world.custody,
-            world.blockhash(),
-            usdc_mint=world.usdc,
-            present_lamports={1: 0},
-            rent_exempt_lamports=0,
-        )
-    )
-    assert run(world.chain.account_size(world.owner(1))) is None
-    assert world.balance(world.token_address(1)) == 0
-
-
-def test_a_token_account_created_for_an_outside_owner_can_be_paid(world: World) -> None:
-    owner = str(Pubkey.from_bytes(bytes([3]) * 32))
-    create = transactions.create_token_account(
-        world.custody, world.blockhash(), usdc_mint=world.usdc, owner=owner
-    )
-    world.land(create)
-    world.account(1, 10)
-    address = associated_token_address(owner, world.usdc)
-    world.land(world.transfer(1, address, 4))
-    account = world.token_account(address)
-    assert account is not None
-    assert (account.owner, account.amount_micro) == (owner, 4)
