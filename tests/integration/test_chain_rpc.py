@@ -571,17 +571,6 @@ def test_serve_prints_the_addresses_of_chain_and_facilitator_and_serves_them_too
         )
         assert answer.status_code == 200
 
-        async def listen() -> None:
-            async with SolanaWsClient(told["rpc_url"].replace("http", "ws", 1)) as connection:
-                await connection.slot_subscribe()
-                # Its clock is running, and so are its blocks.
-                heard: Any = await connection.recv()
-                assert heard.result.slot > heard.result.parent
-            with pytest.raises(websockets.InvalidStatus):
-                await websockets.connect(told["base_url"].replace("http", "ws", 1) + "/v1/accounts")
-
-        asyncio.run(asyncio.wait_for(listen(), 120))
-
 
 def test_a_restart_of_a_served_chain_remembers_what_has_landed(tmp_path: Path) -> None:
     with AgentPayServer(clock=START, data_dir=tmp_path) as server:

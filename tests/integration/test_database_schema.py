@@ -135,15 +135,6 @@ def test_a_role_that_owns_the_schema_needs_no_right_on_the_database(url: str) ->
 
 
 @pytest.mark.parametrize(
-    "granted", ["", "GRANT USAGE ON SCHEMA agentpay TO {role}"], ids=["unusable", "read"]
-)
-def test_a_role_without_access_to_the_schema_is_refused(url: str, granted: str) -> None:
-    role = Role(url, "CREATE SCHEMA agentpay", *([granted] if granted else []))
-    with pytest.raises(StartRefusedError, match="schema 'agentpay'"):
-        server(role.url).start()
-
-
-@pytest.mark.parametrize(
     "name", ["", "Agentpay", "1st", "pg_mine", "information_schema", 'a"; --', "ä", "x" * 64]
 )
 def test_an_invalid_schema_name_is_refused_before_connecting(name: str) -> None:

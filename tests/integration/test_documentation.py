@@ -136,13 +136,6 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(in_navigation()) == [page.relative_to(DOCS).as_posix() for page in PAGES]
 
 
-def test_the_text_for_language_models_names_every_page() -> None:
-    text = (DOCS / "llms.txt").read_text("utf-8")
-    links = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): .", text, re.MULTILINE)
-    assert set(in_navigation()) < set(links)
-    assert all((DOCS / link).exists() for link in links)
-
-
 @pytest.mark.parametrize("path", sorted((DOCS / "images").glob("*.svg")), ids=lambda path: path.stem)
 def test_an_image_loads_nothing_from_the_network(path: Path) -> None:
     picture = path.read_text("utf-8")
@@ -319,20 +312,6 @@ def test_every_public_name_is_in_the_reference(package: Any) -> None:
     assert missing == ["__version__"] if package is agentpay else missing == []
 
 
-def test_every_scenario_is_in_the_reference_and_in_the_guide() -> None:
-    guide = (DOCS / "how-to" / "test-your-agent.md").read_text("utf-8")
-    scenarios = typing.get_overloads(AgentPayServer.scenario)
-    assert scenarios
-    for scenario in scenarios:
-        hints = scenario.__annotations__
-        if hints["name"] is str:
-            continue
-        # Named only: its module is imported when it is used.
-        (name,), kind = typing.get_args(hints["name"]), hints["return"]
-        assert any(each.endswith(f".{kind}") for each in documented())
-        assert f"| `{name}` |" in guide
-
-
 # --- Errors, events, promises ------------------------------------------------------------------------------
 
 
@@ -369,17 +348,32 @@ def log_events() -> set[str]:
     return {str(call.args[2].value) for call in calls if isinstance(call.args[2], ast.Constant)}
 
 
+def scenarios() -> set[str]:
+    hints = (scenario.__annotations__["name"] for scenario in typing.get_overloads(AgentPayServer.scenario))
+    return {name for hint in hints if hint is not str for name in typing.get_args(hint)}
+
+
 @pytest.mark.parametrize(
     ("page", "names"),
     [
+        ("how-to/test-your-agent.md", scenarios),
         ("how-to/make-calls.md", agentpay.CallOptions.__annotations__.keys),
         ("reference/embedded-server.md", Settings.__annotations__.keys),
         ("reference/events.md", lambda: EVENTS),
         ("reference/metrics-and-logs.md", log_events),
     ],
-    ids=["calls", "settings", "events", "logs"],
+    ids=["scenarios", "calls", "settings", "events", "logs"],
 )
 def test_a_page_that_lists_something_lists_all_of_it(page: str, names: Callable[[], Iterable[str]]) -> None:
     text = (DOCS / page).read_text("utf-8")
     assert [*names()]
     assert [name for name in names() if f"`{name}`" not in text] == []
+
+
+def test_the_pages_show_the_figures_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    measured = importlib.import_module("pages")
+    assert measured.stored().keys() == measured.FIGURES.keys()
+    for table in measured.TABLES:
+        text = table.page.read_text("utf-8")
+        assert table.written(text, measured.stored()) == text, "measure again with `nox -s bench -- --write`"

@@ -1,7 +1,6 @@
 """The examples that people copy run, as they would run them."""
 
 import html
-import importlib.util
 import os
 import runpy
 import subprocess
@@ -59,22 +58,6 @@ def test_the_approval_flow_is_decided_from_another_process() -> None:
     assert "agent: 30 USDC: settled" in shown
     assert "agent: 50 USDC: rejected An operator rejected this transfer, because: “Ask legal first”." in shown
     assert "spent 35.000000, remaining 45.000000 of 80 USDC" in shown
-
-
-def test_the_approval_flow_ends_with_an_agent_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("approval_flow", EXAMPLES / "approval_flow.py")
-    assert spec is not None
-    assert spec.loader is not None
-    flow = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(flow)
-
-    def fail(*_: str) -> None:
-        raise RuntimeError("the shop is closed")
-
-    monkeypatch.setattr(flow, "agent", fail)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    with pytest.raises(RuntimeError, match="the shop is closed"):
-        flow.main()  # It waits for the operator's process, which continues until it is ended.
 
 
 def test_payments_are_resumed_and_never_repeated(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,22 +60,6 @@ def test_recorded_requests_are_limited_by_number_and_size(
     assert [request.body["name"] for request in server.requests] == [*"abcde"][-kept:]
 
 
-def test_recorded_requests_can_be_restored(server: AgentPayServer, client: AgentPay) -> None:
-    client.accounts.create(name="a")
-    kept_bytes = server._running.recorder._bytes_kept
-    restore = server._running.recorder.capture()
-    for name in "bc":
-        client.accounts.create(name=name)
-    restore()
-    assert [request.body["name"] for request in server.requests] == ["a"]
-    assert len(server.transactions) == 1
-    assert server._running.recorder._bytes_kept == kept_bytes
-    client.accounts.create(name="d")
-    assert [request.body["name"] for request in server.requests] == ["a", "d"]
-    restore()
-    assert len(server.requests) == 1
-
-
 # --- Events, deliveries, transactions
 
 

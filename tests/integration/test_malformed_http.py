@@ -5,7 +5,6 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 from peers import GET_HEALTH, Answered, Peer
@@ -108,18 +107,6 @@ def test_a_head_of_64_kib_is_read(listening: AgentPayServer, field: str, pieces:
         for at in range(pieces):
             peer.send(data[len(data) * at // pieces : len(data) * (at + 1) // pieces])
         assert peer.answer().status == 200
-
-
-@pytest.mark.usefixtures("uvicorn_logs")
-def test_another_uvicorn_server_in_the_process_does_not_make_malformed_requests_logged_twice(
-    listening: AgentPayServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    uvicorn.Config("app:app")  # Configures the loggers, and resets their levels.
-    logging.getLogger("uvicorn").propagate = True
-    with Peer(listening.base_url) as peer:
-        peer.send(b"nonsense\r\n\r\n")
-        assert_refused(peer.answer())
-    assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["length first", "coding first"])

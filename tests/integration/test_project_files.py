@@ -21,7 +21,6 @@ import agentpay
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-import build_site  # noqa: E402
 import follow  # noqa: E402
 import home  # noqa: E402
 import release  # noqa: E402
@@ -87,20 +86,6 @@ def test_the_version_is_stated_once() -> None:
     settings = tomllib.loads((ROOT / "agentpay_lab" / "pyproject.toml").read_text("utf-8"))
     stated = ROOT / "agentpay_lab" / settings["tool"]["hatch"]["version"]["path"]
     assert stated.resolve() == ROOT / "agentpay" / "_version.py"
-
-
-def test_the_site_gets_the_version_and_the_address_of_the_repository() -> None:
-    text = (ROOT / "zensical.toml").read_text("utf-8")
-    built = build_site.configuration(text, number="1.2.3", repository="https://example.org/a/b")
-    project, plain = (tomllib.loads(each)["project"] for each in (built, text))
-    added = {
-        "copyright": "agentpay 1.2.3",
-        "repo_url": "https://example.org/a/b",
-        "edit_uri": "edit/main/docs/",
-    }
-    assert project == {**plain, **added}
-    without = build_site.configuration(text, number="1.2.3", repository=None)
-    assert "repo_url" not in tomllib.loads(without)["project"]
 
 
 def instructions() -> list[tuple[str, str]]:

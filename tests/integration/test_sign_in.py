@@ -71,12 +71,6 @@ def test_an_unknown_code_is_401(browser: httpx.Client, code: str) -> None:
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_every_other_request_still_needs_a_key(browser: httpx.Client) -> None:
-    refused(browser.get(SIGN_IN), "method_not_allowed")  # nothing at this path takes a key
-    refused(browser.post("/ext/v1/console/sign-in-code"), "unauthorized")
-    refused(browser.post(f"{SIGN_IN}/"), "unauthorized")
-
-
 def test_codes_and_keys_are_not_interchangeable(server: AgentPayServer, link: httpx.URL) -> None:
     with raw_client(server, code_of(link)) as bearer:
         refused(bearer.get("/ext/v1/whoami"), "unauthorized")

@@ -74,12 +74,14 @@ def test_a_restore_brings_back_the_whole_state(server: AgentPayServer):
     payer, payee = prepared(server)
     snapshot = server.sandbox.snapshot()
     before = kept(server)
+    asked = server.requests.where(path="/v1/accounts")
 
     run(server, payer, payee)
     assert kept(server) != before
     server.sandbox.restore(snapshot)
 
     assert kept(server) == before
+    assert server.requests.where(path="/v1/accounts") == asked
     assert snapshot.snapshot_id.startswith("snap_")
     assert snapshot.created_at == START
     assert server.sandbox.snapshot().snapshot_id != snapshot.snapshot_id

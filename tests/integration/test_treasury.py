@@ -72,18 +72,6 @@ def test_a_treasury_that_cannot_pay_for_a_transaction_is_not_ready(
     assert watched.not_ready() == not_ready
 
 
-def test_readiness_requires_the_cost_of_a_transfer() -> None:
-    validators.embedded_only("what its treasury holds is set in the virtual machine")
-    with AgentPayServer(clock=START) as server, raw_client(server) as http:
-        watched, client = Watched(server, http), server.client()
-        payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
-        server.sandbox.fund(payer, 10)
-        watched.holds(RESERVE + FEE)
-        assert watched.not_ready() == []
-        assert client.transfers.create(from_=payer, to=payee, amount=1).status == "settled"
-        assert watched.not_ready() == ["treasury"]
-
-
 def test_each_fall_of_the_treasury_below_the_threshold_is_logged_once(
     watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:

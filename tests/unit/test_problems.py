@@ -13,31 +13,6 @@ def body_of(problem):
     return codec.unstructure(problem.body("req_a"))
 
 
-def test_the_402_of_a_transfer_has_exactly_four_fields():
-    problem = Problem(ErrorCode.POLICY_VIOLATION, "No.", transfer_id="txn_a", status="rejected")
-
-    assert body_of(problem) == {
-        "error": "policy_violation",
-        "message": "No.",
-        "transfer_id": "txn_a",
-        "status": "rejected",
-    }
-
-
-@pytest.mark.parametrize(
-    ("code", "session_id", "status"),
-    [
-        (ErrorCode.POLICY_VIOLATION, None, "rejected"),
-        (ErrorCode.SESSION_CAP_EXCEEDED, "sess_a", "open"),
-    ],
-)
-def test_the_402_of_a_session_has_exactly_four_fields(code, session_id, status):
-    problem = Problem(code, "No.", session_id=session_id, status=status)
-
-    assert problem.http_status == 402
-    assert body_of(problem) == {"error": code, "message": "No.", "session_id": session_id, "status": status}
-
-
 AS_STORED = {"payment_expired", "payment_failed"}
 
 

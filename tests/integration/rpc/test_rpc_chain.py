@@ -1,7 +1,6 @@
 """The RPC chain on a real validator: landed, failed, unknown and expired transactions."""
 
 import asyncio
-import time
 
 import pytest
 import rpc_world
@@ -60,16 +59,6 @@ async def test_with_finality_finalized_only_irreversible_transactions_are_final(
             await asyncio.sleep(0.02)
         assert len(seen) > 1
         assert all(status.is_final == status.is_irreversible for status in seen)
-
-
-async def test_a_notice_of_the_websocket_ends_the_wait_early(surfpool: Surfpool) -> None:
-    async with rpc_world.world(surfpool, websocket_url=surfpool.websocket_url) as world:
-        await world.chain.wait_for_notice("", 2)  # Time to connect.
-        signed = await world.provision(1)
-        await world.chain.send(signed.raw)
-        started = time.monotonic()
-        await world.chain.wait_for_notice(signed.signature, 300)
-        assert time.monotonic() - started < 150
 
 
 # --- Failing

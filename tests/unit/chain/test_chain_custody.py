@@ -16,7 +16,6 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
-from agentpay_server.chain import custody as custody_module
 from agentpay_server.chain.custody import (
     POLICY_AUTHORITY,
     TEST_MINT_AUTHORITY,
@@ -82,13 +81,6 @@ def test_a_signature_verifies_under_the_address(account: int, message: bytes) ->
     signature = Signature.from_bytes(custody.sign(key, message))
     assert signature.verify(Pubkey.from_string(custody.address(key)), message)
     assert not signature.verify(Pubkey.from_string(custody.address(record_key(account))), message)
-
-
-def test_a_key_evicted_from_the_cache_is_derived_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(custody_module, "_CACHED_KEYS", 2)
-    custody = Custody(SEED)
-    first = [custody.address(spending_key(n)) for n in range(1, 10)]
-    assert [custody.address(spending_key(n)) for n in range(1, 10)] == first
 
 
 def test_repr_str_and_tracebacks_show_no_secret() -> None:

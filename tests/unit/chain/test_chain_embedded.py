@@ -8,7 +8,7 @@ from contextlib import suppress
 from random import Random
 
 import pytest
-from chain_world import START_US, World, run
+from chain_world import World, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from solders.account import Account
@@ -334,17 +334,6 @@ def test_it_is_a_test_chain_with_usdc_at_its_mainnet_address(world: World) -> No
 # --- Time, repetition, threads
 
 
-def test_the_chain_clock_and_slots_follow_the_server_clock(world: World) -> None:
-    world.account(1, 10)
-    recipient = world.account(2)
-    slot = world.svm.get_clock().slot
-    assert world.svm.get_clock().unix_timestamp == START_US // 1_000_000
-    world.now_us += 86_400 * 1_000_000 + 999_999
-    world.land(world.transfer(1, recipient, 1))
-    assert world.svm.get_clock().unix_timestamp == START_US // 1_000_000 + 86_400
-    assert world.svm.get_clock().slot == slot + 86_400_999_999 // 400_000
-
-
 @pytest.mark.parametrize(
     "use",
     [
@@ -352,9 +341,7 @@ def test_the_chain_clock_and_slots_follow_the_server_clock(world: World) -> None
         lambda world: run(world.chain.block_height()),
         lambda world: run(world.chain.signature_status("x")),
         lambda world: run(world.chain.send(b"")),
-        lambda world: run(world.chain.token_accounts([])),
         lambda world: run(world.chain.account_size(world.usdc)),
-        lambda world: run(world.chain.rent_exemption(0)),
         lambda world: world.chain.expire_blockhash(),
     ],
 )

@@ -118,16 +118,6 @@ def test_neither_the_spending_key_nor_another_accounts_authority_can_empty_an_es
     assert world.balances() == (FUNDS - CAP, 0, CAP)
 
 
-def test_each_session_has_its_own_predictable_escrow_address(world: EscrowWorld) -> None:
-    addresses = {
-        transactions.escrow_address(world.custody, account_index=index, session_id=session_id)
-        for index in (PAYER, PAYEE)
-        for session_id in (SESSION_ID, OTHER_ID)
-    }
-    assert len(addresses) == 4
-    assert world.escrow() == world.escrow()
-
-
 def test_an_opening_above_the_balance_moves_nothing_and_creates_no_escrow(world: EscrowWorld) -> None:
     assert reason(world.send(world.opening(cap_micro=FUNDS + 1))) is FailureReason.INSUFFICIENT_FUNDS
     assert world.balances() == (FUNDS, 0, None)

@@ -130,12 +130,6 @@ def ledger(request: pytest.FixtureRequest) -> Iterator[Ledger]:
 
 
 @pytest.fixture
-def database_ledger() -> Iterator[Ledger]:
-    with new_ledger() as made:
-        yield made
-
-
-@pytest.fixture
 def world(ledger: Ledger) -> World:
     return World(ledger=ledger)
 
@@ -277,12 +271,6 @@ def test_a_refusal_survives_a_restart(world: World) -> None:
     assert after.balance(recipient) == 0
 
 
-def test_a_chain_whose_ledger_is_a_database_cannot_be_captured(database_ledger: Ledger) -> None:
-    world = World(ledger=database_ledger)
-    with pytest.raises(RuntimeError, match="ledger"):
-        world.chain.capture()
-
-
 def test_a_chain_in_memory_is_rebuilt_from_its_ledger_after_a_fault_of_the_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -352,18 +340,6 @@ def test_already_processed_is_not_treated_as_an_outcome(world: World, ledger: Le
     assert (world.send(failed), world.send(landed)) == (failure, LANDED)
     assert len(ledger.pages) == pages
     assert world.balance(recipient) == 3
-
-
-def test_equal_transfers_are_distinct_only_with_different_memos(world: World) -> None:
-    world.account(1, 10)
-    recipient = world.account(2)
-    first, same = world.transfer(1, recipient, 3, memo="txn_1"), world.transfer(1, recipient, 3, memo="txn_1")
-    other = world.transfer(1, recipient, 3, memo="txn_2")
-    assert first.signature == same.signature
-    for transaction in (first, same, other):
-        world.land(transaction)
-    assert world.balance(recipient) == 6
-    assert world.restarted().balance(recipient) == 6
 
 
 # --- Pages that are not written

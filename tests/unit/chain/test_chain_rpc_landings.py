@@ -58,10 +58,3 @@ def test_nothing_is_learned_from_few_landings_or_foreign_ones() -> None:
     for number in range(100):
         times.note_landed(f"foreign {number}", 1.0)
     assert times.seconds is None
-
-
-def test_transactions_that_never_land_are_forgotten() -> None:
-    times = LandingTime()
-    for number in range(10_000):
-        times.note_sent(str(number), float(number), 0.4)
-    assert len(times._sent) == 4_096

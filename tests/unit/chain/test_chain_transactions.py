@@ -233,13 +233,3 @@ def test_provisioning_creates_a_rent_exempt_authority_and_an_empty_token_account
     account = world.token_account(address)
     assert account is not None
     assert (account.owner, account.amount_micro, account.is_frozen) == (world.owner(1), 0, False)
-
-
-def test_provisioning_succeeds_if_its_accounts_exist_already(world: World) -> None:
-    world.land(
-        transactions.create_token_account(
-            world.custody, world.blockhash(), usdc_mint=world.usdc, owner=world.owner(1)
-        )
-    )
-    world.account(1)
-    assert world.lamports(world.owner(1)) == run(world.chain.rent_exemption(0))

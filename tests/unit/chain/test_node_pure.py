@@ -13,7 +13,6 @@ from solders.token.state import Mint
 from solders.transaction_status import (
     InstructionErrorCustom,
     InstructionErrorFieldless,
-    TransactionErrorDuplicateInstruction,
     TransactionErrorFieldless,
     TransactionErrorInstructionError,
     TransactionErrorInsufficientFundsForRent,
@@ -150,11 +149,6 @@ def test_any_parameters_are_parsed_or_raise_rpc_error(values: list[Any]) -> None
     [
         (TransactionErrorFieldless.BlockhashNotFound, "BlockhashNotFound", "Blockhash not found"),
         (
-            TransactionErrorFieldless.AlreadyProcessed,
-            "AlreadyProcessed",
-            "This transaction has already been processed",
-        ),
-        (
             TransactionErrorInstructionError(2, InstructionErrorCustom(1)),
             {"InstructionError": [2, {"Custom": 1}]},
             "Error processing Instruction 2: custom program error: 0x1",
@@ -163,11 +157,6 @@ def test_any_parameters_are_parsed_or_raise_rpc_error(values: list[Any]) -> None
             TransactionErrorInstructionError(0, InstructionErrorFieldless.InvalidAccountData),
             {"InstructionError": [0, "InvalidAccountData"]},
             "Error processing Instruction 0: invalid account data for instruction",
-        ),
-        (
-            TransactionErrorDuplicateInstruction(1),
-            {"DuplicateInstruction": 1},
-            "Transaction contains a duplicate instruction (1) that is not allowed",
         ),
         (
             TransactionErrorInsufficientFundsForRent(3),

@@ -73,34 +73,6 @@ async def test_a_read_of_several_statements_sees_one_snapshot(database, other, h
     assert await database.read(values) == {"one": 1, "two": 0}
 
 
-async def test_only_a_read_of_several_statements_opens_a_transaction(database, url):
-    await database.run(put, "one")
-    tries, sent = [], []
-
-    def once(connection):
-        tries.append("once")
-        return values(connection)
-
-    def twice(connection):
-        tries.append("twice")
-        return values(connection), values(connection)
-
-    async def executed(driver, statement):
-        sent.append(statement)
-        return await execute(driver, statement)
-
-    execute = asyncpg.Connection.execute
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asyncpg.Connection, "execute", executed)
-        for _ in range(2):
-            assert await database.read(once) == {"one": 0}
-        assert sent == []
-        for _ in range(2):
-            assert await database.read(twice) == ({"one": 0}, {"one": 0})
-    assert sent == ["BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "COMMIT"] * 2
-    assert tries == ["once"] * 2 + ["twice"] * 3
-
-
 async def test_a_unit_that_continues_after_a_rollback_raises_undone(database):
     def unit(connection):
         put(connection, "one")
