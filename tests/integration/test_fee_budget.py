@@ -3,7 +3,9 @@
 See interface F1 to F5.
 """
 
+import math
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import chain_facts
@@ -361,6 +363,20 @@ def test_an_operator_creates_so_many_accounts_in_24_hours() -> None:
 
 
 # --- Settings
+
+
+def test_a_budget_is_an_amount_of_sol_or_unlimited() -> None:
+    assert Settings().fee_budget_sol is None
+    assert Settings(fee_budget_sol=0).fee_budget_sol == 0
+    assert Settings(fee_budget_sol=math.inf).fee_budget_sol == Decimal("Infinity")
+    for wrong in ("-1", "NaN", "much", 0.5, True):
+        with pytest.raises((TypeError, ValueError)):
+            Settings(fee_budget_sol=wrong)  # type: ignore[arg-type]
+    for wrong_count in (0, -1, 1.5, True, "3"):
+        with pytest.raises(ValueError, match="at least 1"):
+            Settings(max_accounts_per_day=wrong_count)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="at least 1"):
+            Settings(rate_limit_per_minute=wrong_count)  # type: ignore[arg-type]
 
 
 @pytest.mark.in_memory("the chain only says that it is public")

@@ -263,6 +263,21 @@ def test_a_newer_key_stays_if_its_account_is_in_the_snapshot_and_is_revoked_if_n
         assert [works(server, key) for key in (newer.key, operators, *gone)] == [True, True, False, False]
 
 
+@pytest.mark.parametrize("is_used", [True, False], ids=["used", "expired"])
+def test_a_sign_in_code_that_was_used_or_expired_is_not_valid_after_a_restore(
+    server: AgentPayServer, is_used: bool
+):
+    code = server.console.create_sign_in_code().code
+    snapshot = server.sandbox.snapshot()
+    if is_used:
+        server.console.sign_in(code)
+    else:
+        server.sandbox.clock.advance(hours=1)
+    server.sandbox.restore(snapshot)
+    with pytest.raises(AuthenticationError):
+        server.console.sign_in(code)
+
+
 def test_an_expired_key_stays_so_after_every_restore(server: AgentPayServer):
     payer, _ = prepared(server)
     start = server.sandbox.snapshot()
@@ -505,18 +520,3 @@ def test_a_restore_is_refused_while_work_does_not_end(
     money.on_owner(server, end)
     server.sandbox.restore(snapshot)
     assert money.rows(server, "accounts") == []
-
-
-@pytest.mark.parametrize("is_used", [True, False], ids=["used", "expired"])
-def test_a_sign_in_code_that_was_used_or_expired_is_not_valid_after_a_restore(
-    server: AgentPayServer, is_used: bool
-):
-    code = server.console.create_sign_in_code().code
-    snapshot = server.sandbox.snapshot()
-    if is_used:
-        server.console.sign_in(code)
-    else:
-        server.sandbox.clock.advance(hours=1)
-    server.sandbox.restore(snapshot)
-    with pytest.raises(AuthenticationError):
-        server.console.sign_in(code)

@@ -12,6 +12,7 @@ from typing import Any
 
 import bounds
 import pytest
+import sealed
 import stores
 from absent import make_absent
 from attrs import frozen
@@ -257,6 +258,31 @@ def test_a_refused_start_releases_the_directory(place: Place) -> None:
         server.client().accounts.create(name="A")
 
 
+def test_postgresql_without_a_key_is_refused_before_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AGENTPAY_SERVER_ENCRYPTION_KEY", raising=False)
+    with pytest.raises(StartRefusedError, match="AGENTPAY_SERVER_ENCRYPTION_KEY"):
+        AgentPayServer(database_url="postgresql://nobody@nowhere.invalid/x").start()
+
+
+def test_the_files_hold_neither_seed_nor_keys(tmp_path: Path) -> None:
+    with AgentPayServer(data_dir=tmp_path) as server:
+        webhook = server.client().webhooks.create(url="http://receiver.invalid", events=["transfer.settled"])
+        agent = server.client().accounts.create(name="A")
+        key = server.agent_keys.create(agent.account_id).key
+        sealed_under = (tmp_path / "key").read_text().strip()
+        secrets = [webhook.secret, server.operator_key, key, sealed_under]
+        seed = bytes.fromhex(sealed.seed_of(server))
+        while_running = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.name != "key")
+    at_rest = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.name != "key")
+    for content in (while_running, at_rest):
+        assert b"receiver.invalid" in content
+        assert bytes.fromhex(sealed_under) not in content
+        assert seed not in content
+        assert seed.hex().encode() not in content
+        for secret in secrets:
+            assert secret.encode() not in content
+
+
 # --- A directory that others can write to -----------------------------------------------------------------
 
 
@@ -283,9 +309,3 @@ def test_a_missing_driver_is_refused_with_the_install_command(
     make_absent(monkeypatch, "asyncpg")
     with pytest.raises(StartRefusedError, match=r"PostgreSQL needs asyncpg, .*: pip install .*\[postgres\]"):
         AgentPayServer(database_url="postgresql://nobody@localhost/nothing").start()
-
-
-def test_postgresql_without_a_key_is_refused_before_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AGENTPAY_SERVER_ENCRYPTION_KEY", raising=False)
-    with pytest.raises(StartRefusedError, match="AGENTPAY_SERVER_ENCRYPTION_KEY"):
-        AgentPayServer(database_url="postgresql://nobody@nowhere.invalid/x").start()

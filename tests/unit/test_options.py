@@ -92,7 +92,37 @@ def test_every_setting_of_the_command_is_declared() -> None:
     assert sorted(each.opts[0] for each in options) == sorted(each.option.name for each in DECLARED)
 
 
-# --- A new setting
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--finality", "finalized"],
+        ["--rpc-timeout", "3"],
+        ["--compute-unit-limit", "7"],
+        ["--priority-fee", "1"],
+        ["--allow-mainnet"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_an_option_of_a_cluster_requires_one(arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, ["serve", *arguments])
+    assert result.exit_code == 2
+    assert f"{arguments[0]} requires --rpc-url." in result.output
+
+
+def test_an_amount_of_sol_is_a_number_or_none_and_a_choice_is_one_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert configured(monkeypatch, "--fee-budget", "none").settings.fee_budget_sol == Decimal("Infinity")
+    for arguments, says in (
+        (["--fee-budget", "much"], "neither an amount of SOL, such as 0.1, nor none"),
+        (["--onchain-memo", "bitter"], "'bitter' is not one of"),
+        (["--fee-budget", "-1"], "neither an amount of SOL, such as 0.1, nor none"),
+    ):
+        result = CliRunner().invoke(main, ["serve", *arguments])
+        assert (result.exit_code, says in " ".join(result.output.replace("│", "").split())) == (2, True)
+
+
+# --- Bounds
 
 
 def test_bounds_name_the_setting_the_limit_and_the_value() -> None:
@@ -113,20 +143,3 @@ def test_the_defaults_pass_their_own_bounds() -> None:
         for each in fields(kind):
             if isinstance(each.validator, Bounds) and each.default is not None:
                 each.validator(None, each, each.default)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--finality", "finalized"],
-        ["--rpc-timeout", "3"],
-        ["--compute-unit-limit", "7"],
-        ["--priority-fee", "1"],
-        ["--allow-mainnet"],
-    ],
-    ids=lambda arguments: arguments[0],
-)
-def test_an_option_of_a_cluster_requires_one(arguments: list[str]) -> None:
-    result = CliRunner().invoke(main, ["serve", *arguments])
-    assert result.exit_code == 2
-    assert f"{arguments[0]} requires --rpc-url." in result.output

@@ -124,6 +124,32 @@ async def test_simulated_compute_limits_suffice_for_every_operation(
         assert 0 < proxy.requests["simulateTransaction"] <= 12
 
 
+async def test_a_transfer_to_a_not_yet_stored_account_becomes_its_deposit(
+    service: Service,
+) -> None:
+    payer, context = await service.account("10"), service.runtime.context
+    address = service.token_account_of(2)
+    await service.open_token_account_of(2)
+
+    async def is_there() -> bool:
+        return (await context.chain.token_accounts([address]))[0] is not None
+
+    await rpc_service.eventually(is_there)
+    paid = (await service.transfer("key", payer, address, "4")).json()
+    account = await service.account()
+    assert account.usdc_token_account == address
+
+    async def history() -> list[tuple[str, str, str]]:
+        page = await service.until_read(f"/v1/accounts/{account.account_id}/transactions")
+        return [(entry["type"], entry["amount_usdc"], entry["tx_signature"]) for entry in page["data"]]
+
+    async def is_posted() -> bool:
+        return bool(await history())
+
+    await rpc_service.eventually(is_posted)
+    assert await history() == [("deposit", "4.000000", paid["tx_signature"])]
+
+
 # --- While the cluster is away
 
 
@@ -258,29 +284,3 @@ async def test_a_mint_other_than_the_stored_one_is_refused(
     with pytest.raises(StartRefusedError, match=f"hold the mint {rpc_world.USDC}, not {mint}"):
         async with rpc_service.serving(surfpool, data_dir=tmp_path, usdc_mint=mint):
             pass
-
-
-async def test_a_transfer_to_a_not_yet_stored_account_becomes_its_deposit(
-    service: Service,
-) -> None:
-    payer, context = await service.account("10"), service.runtime.context
-    address = service.token_account_of(2)
-    await service.open_token_account_of(2)
-
-    async def is_there() -> bool:
-        return (await context.chain.token_accounts([address]))[0] is not None
-
-    await rpc_service.eventually(is_there)
-    paid = (await service.transfer("key", payer, address, "4")).json()
-    account = await service.account()
-    assert account.usdc_token_account == address
-
-    async def history() -> list[tuple[str, str, str]]:
-        page = await service.until_read(f"/v1/accounts/{account.account_id}/transactions")
-        return [(entry["type"], entry["amount_usdc"], entry["tx_signature"]) for entry in page["data"]]
-
-    async def is_posted() -> bool:
-        return bool(await history())
-
-    await rpc_service.eventually(is_posted)
-    assert await history() == [("deposit", "4.000000", paid["tx_signature"])]

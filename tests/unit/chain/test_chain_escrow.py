@@ -157,6 +157,16 @@ def test_an_escrow_that_no_chain_can_hold_is_refused(world: EscrowWorld) -> None
         world.opening("s" * 33)
 
 
+def test_lamports_sent_to_the_escrow_in_advance_do_not_prevent_opening(world: EscrowWorld) -> None:
+    rent = run(world.chain.rent_exemption(0))
+    ahead = instructions.transfer_lamports(world.pubkey(TREASURY), Pubkey.from_string(world.escrow()), rent)
+    world.land_instruction(ahead)
+    world.land(world.opening())
+    assert world.balances() == (FUNDS - CAP, 0, CAP)
+    world.land(world.settling(0, CAP))
+    assert world.lamports(world.escrow()) == 0
+
+
 # --- Settling
 
 
@@ -313,13 +323,3 @@ def test_a_refused_settlement_can_be_repeated_under_another_number(world: Escrow
     assert len({world.settling(1, CAP - 1, number=number).signature for number in (1, 2, 3)}) == 3
     world.land(world.settling(1, CAP - 1, number=2))
     assert world.balances() == (FUNDS - 1, 1, None)
-
-
-def test_lamports_sent_to_the_escrow_in_advance_do_not_prevent_opening(world: EscrowWorld) -> None:
-    rent = run(world.chain.rent_exemption(0))
-    ahead = instructions.transfer_lamports(world.pubkey(TREASURY), Pubkey.from_string(world.escrow()), rent)
-    world.land_instruction(ahead)
-    world.land(world.opening())
-    assert world.balances() == (FUNDS - CAP, 0, CAP)
-    world.land(world.settling(0, CAP))
-    assert world.lamports(world.escrow()) == 0

@@ -115,6 +115,14 @@ def test_an_update_without_the_signature_of_the_policy_authority_writes_nothing(
     assert world.record(1) == policy_record()
 
 
+def test_lamports_sent_to_the_record_address_do_not_prevent_its_creation(world: World) -> None:
+    step = instructions.transfer_lamports(world.pubkey(TREASURY), world.pubkey(record_key(1)), 1_000_000)
+    world.land(sign_transaction(world.custody, world.blockhash(), [step]))
+    world.land(world.write_record(1, policy_record()))
+    assert world.record(1) == policy_record()
+    assert rent_missing(world, 1) == 0
+
+
 # --- Reading
 
 
@@ -156,11 +164,3 @@ def test_metadata_without_the_record_fields_is_refused(world: World) -> None:
     assert status == SignatureStatus(is_final=True)
     with pytest.raises(ValueError, match="no field 'policy_sha256'"):
         world.record(1)
-
-
-def test_lamports_sent_to_the_record_address_do_not_prevent_its_creation(world: World) -> None:
-    step = instructions.transfer_lamports(world.pubkey(TREASURY), world.pubkey(record_key(1)), 1_000_000)
-    world.land(sign_transaction(world.custody, world.blockhash(), [step]))
-    world.land(world.write_record(1, policy_record()))
-    assert world.record(1) == policy_record()
-    assert rent_missing(world, 1) == 0

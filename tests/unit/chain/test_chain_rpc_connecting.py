@@ -74,6 +74,16 @@ async def test_a_private_cluster_connects_without_warnings(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+async def test_mainnet_requires_allow_mainnet_and_is_no_test_chain(url: str, node: FakeNode) -> None:
+    node.answers["getGenesisHash"] = lambda: MAINNET
+    with pytest.raises(ClusterRefusedError, match="money is real"):
+        await connected(url)
+    assert set(node.calls) == {"getGenesisHash"}
+    chain = await connected(url, allow_mainnet=True)
+    assert not chain.is_test_chain
+    await chain.close()
+
+
 @pytest.mark.parametrize(
     ("told", "match"),
     [
@@ -131,14 +141,4 @@ async def test_only_surfpool_proves_an_expiry_without_its_blocks(
     node.answers["getBlocksWithLimit"] = lambda slot, most, options: []
     chain = await connected(url)
     assert await chain.knows_blocks(10, 160) is is_believed
-    await chain.close()
-
-
-async def test_mainnet_requires_allow_mainnet_and_is_no_test_chain(url: str, node: FakeNode) -> None:
-    node.answers["getGenesisHash"] = lambda: MAINNET
-    with pytest.raises(ClusterRefusedError, match="money is real"):
-        await connected(url)
-    assert set(node.calls) == {"getGenesisHash"}
-    chain = await connected(url, allow_mainnet=True)
-    assert not chain.is_test_chain
     await chain.close()
