@@ -49,7 +49,7 @@ def test_the_approval_flow_is_decided_from_another_process() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,  # For hangs only.
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "utf-8"},
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -457,7 +457,7 @@ NOT_LOADED = {
 }
 
 
-@pytest.mark.parametrize("statement", NOT_LOADED, ids=lambda statement: statement.strip()[:60])
+@pytest.mark.parametrize("statement", NOT_LOADED, ids=lambda it: " ".join(re.findall(r"[\w.]+", it))[-40:])
 def test_a_part_loads_nothing_of_another_that_it_does_not_use(statement):
     loaded = loaded_by(statement)
 
