@@ -35,6 +35,15 @@ def test_a_block_takes_400_ms(blocks: Blocks, clock: Clock) -> None:
     assert slot_at(2) == FIRST_SLOT + 2
 
 
+def test_a_blockhash_is_valid_in_its_block_and_the_150_after_it(blocks: Blocks, clock: Clock) -> None:
+    _, blockhash = blocks.latest()
+    for height in range(151):
+        assert blocks.height() == height
+        assert blocks.height_of(blockhash) == 0
+        clock.now_us += BLOCK_US
+    assert blocks.height_of(blockhash) is None
+
+
 def test_a_blockhash_that_was_never_requested_is_valid_too(clock: Clock) -> None:
     told, asked = Blocks("genesis", clock), Blocks("genesis", clock)
     clock.now_us += 7 * BLOCK_US

@@ -124,6 +124,11 @@ def test_an_opening_above_the_balance_moves_nothing_and_creates_no_escrow(world:
     assert world.lamports(world.escrow()) == 0
 
 
+def test_a_cap_may_equal_the_balance(world: EscrowWorld) -> None:
+    world.land(world.opening(cap_micro=FUNDS))
+    assert world.balances() == (0, 0, FUNDS)
+
+
 def test_opening_twice_is_refused_by_the_chain_itself(world: EscrowWorld) -> None:
     world.land(world.opening())
     world.chain.expire_blockhash()
@@ -168,6 +173,15 @@ def test_lamports_sent_to_the_escrow_in_advance_do_not_prevent_opening(world: Es
 
 
 # --- Settling
+
+
+@pytest.mark.parametrize("used", [0, 1, 1_234_567, CAP - 1, CAP])
+def test_settling_pays_the_charged_amount_returns_the_rest_and_closes_the_escrow(
+    world: EscrowWorld, used: int
+) -> None:
+    world.land(world.opening())
+    world.land(world.settling(used, CAP - used))
+    assert world.balances() == (FUNDS - used, used, None)
 
 
 def test_settling_returns_the_escrow_rent_to_the_treasury(world: EscrowWorld) -> None:
