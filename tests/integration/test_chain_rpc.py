@@ -4,11 +4,10 @@ import asyncio
 import base64
 import json
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import embedded_node
 import httpx
@@ -42,8 +41,6 @@ from agentpay_server import AgentPayServer
 pytestmark = [pytest.mark.embedded_chain("it is the chain that is served"), pytest.mark.plugin("node")]
 
 USDC = rpc_world.USDC
-MOST_CALLS = 100
-"""In one batch."""
 SOL = 10**9
 SHOWN = {"encoding": "jsonParsed", "maxSupportedTransactionVersion": 0}
 KIT = ("@solana/kit@8.4.0", "@solana-program/system@0.14.1", "@solana-program/token@0.16.1")
@@ -269,11 +266,6 @@ def base58(data: bytes) -> str:
     return "1" * (len(data) - len(data.lstrip(b"\0"))) + digits
 
 
-def test_transactions_are_base58_by_default(server: AgentPayServer) -> None:
-    transaction = giving(server, payer_with(server))
-    assert result(server, "sendTransaction", base58(bytes(transaction))) == str(transaction.signatures[0])
-
-
 def test_preflight_returns_the_error_and_sends_nothing(server: AgentPayServer) -> None:
     payer = payer_with(server)
     landed = giving(server, payer)
@@ -415,51 +407,7 @@ def test_the_history_of_an_address_is_paged_both_ways(server: AgentPayServer) ->
     assert refused(server, "getSignaturesForAddress", str(payer.pubkey()), {"limit": 1001})["code"] == -32602
 
 
-@pytest.mark.in_memory("nothing else can be brought back")
-def test_restoring_a_snapshot_reverts_the_history(server: AgentPayServer) -> None:
-    payer = payer_with(server)
-    snapshot = server.sandbox.snapshot()
-    transaction = giving(server, payer)
-    signature = result(server, "sendTransaction", text_of(transaction), BASE64)
-    server.sandbox.restore(snapshot)
-    assert result(server, "getTransaction", signature) is None
-    assert len(result(server, "getSignaturesForAddress", str(payer.pubkey()))) == 1
-    error = refused(server, "sendTransaction", text_of(transaction), BASE64)
-    assert error["data"]["err"] == "BlockhashNotFound"
-
-
-def test_faults_of_the_sandbox_do_not_affect_solana_clients(server: AgentPayServer) -> None:
-    with server.sandbox.fault("chain_down"):
-        assert result(server, "getHealth") == "ok"
-
-
 # --- Bytes by hand -----------------------------------------------------------------------------------------
-
-
-def test_a_batch_gets_responses_in_order_except_for_notifications(server: AgentPayServer) -> None:
-    calls = [
-        {"jsonrpc": "2.0", "id": "a", "method": "getHealth"},
-        {"jsonrpc": "2.0", "method": "getHealth"},
-        {"jsonrpc": "2.0", "id": None, "method": "nothing"},
-    ]
-    answers = httpx.post(server.rpc_url, json=calls).json()
-    assert answers == [
-        {"jsonrpc": "2.0", "result": "ok", "id": "a"},
-        {"jsonrpc": "2.0", "error": {"code": -32601, "message": "Method not found"}, "id": None},
-    ]
-    assert httpx.post(server.rpc_url, json=calls[1]).content == b""
-
-
-def test_requests_over_the_limits_are_refused(server: AgentPayServer) -> None:
-    call = {"jsonrpc": "2.0", "id": 1, "method": "getHealth"}
-    batch = httpx.post(server.rpc_url, json=[call] * (MOST_CALLS + 1))
-    assert batch.json()["error"]["code"] == -32600
-    json_type = {"Content-Type": "application/json"}
-    deep = httpx.post(server.rpc_url, content=b"[" * 5_000, headers=json_type)
-    assert deep.json()["error"]["code"] == -32700
-    assert httpx.post(server.rpc_url, content=b" " * 65_537, headers=json_type).status_code == 413
-    too_many = [str(Keypair().pubkey()) for _ in range(101)]
-    assert refused(server, "getMultipleAccounts", too_many)["code"] == -32602
 
 
 def test_browser_pages_of_other_origins_are_refused(server: AgentPayServer) -> None:
@@ -485,6 +433,19 @@ def test_browser_pages_of_other_origins_are_refused(server: AgentPayServer) -> N
 
 
 # --- WebSocket ---------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def talking(server: AgentPayServer) -> AsyncIterator[tuple[Any, Any]]:
+    """Yield a connection to the chain, and what calls a method over it."""
+    async with websockets.connect(server.rpc_url.replace("http", "ws", 1)) as connection:
+
+        async def call(method: str, *params: Any) -> Any:
+            content = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+            await connection.send(json.dumps(content))
+            return json.loads(await connection.recv())
+
+        yield connection, call
 
 
 def test_solana_py_gets_notifications_of_a_signature_and_of_slots(server: AgentPayServer) -> None:
@@ -539,23 +500,16 @@ def test_a_subscription_to_an_account_is_notified(server: AgentPayServer) -> Non
     payer = payer_with(server)
     outside, recipient = Keypair(), Keypair().pubkey()
     transaction = giving(server, payer, to=recipient, text="hello")
-    url = server.rpc_url.replace("http", "ws", 1)
 
     async def listen() -> None:
-        async with websockets.connect(url) as connection:
-
-            async def call(method: str, *params: Any) -> Any:
-                content = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-                await connection.send(json.dumps(content))
-                return json.loads(await connection.recv())["result"]
-
-            wanted = await call("accountSubscribe", str(recipient), BASE64)
+        async with talking(server) as (connection, call):
+            wanted = (await call("accountSubscribe", str(recipient), BASE64))["result"]
             await call("accountSubscribe", str(outside.pubkey()))
             await asyncio.to_thread(result, server, "sendTransaction", text_of(transaction), BASE64)
             told = json.loads(await connection.recv())["params"]
             assert told["subscription"] == wanted
             assert told["result"]["value"]["lamports"] == 5 * 10**6
-            assert await call("accountUnsubscribe", wanted) is True
+            assert (await call("accountUnsubscribe", wanted))["result"] is True
 
     asyncio.run(asyncio.wait_for(listen(), 120))
 
@@ -567,15 +521,11 @@ def test_a_subscription_whose_encoding_cannot_show_an_account_does_not_stop_the_
     client = server.client()
     payer, payee = (client.accounts.create(name=name) for name in "ab")
     server.sandbox.fund(payer.account_id, "2")
-    url = server.rpc_url.replace("http", "ws", 1)
 
     async def listen() -> None:
-        async with websockets.connect(url) as connection:
+        async with talking(server) as (connection, call):
             # 165 bytes, and these encodings show 128.
-            watched = [payee.usdc_token_account, options]
-            content = {"jsonrpc": "2.0", "id": 1, "method": "accountSubscribe", "params": watched}
-            await connection.send(json.dumps(content))
-            assert "result" in json.loads(await connection.recv())
+            assert "result" in await call("accountSubscribe", payee.usdc_token_account, options)
             paid = await asyncio.to_thread(
                 client.transfers.create, from_=payer.account_id, to=payee.account_id, amount=1
             )
@@ -589,26 +539,9 @@ def test_a_subscription_whose_encoding_cannot_show_an_account_does_not_stop_the_
     assert client.accounts.balance(payee.account_id).balance_usdc == 1
 
 
-def test_an_explorer_url_names_the_rpc_that_serves_the_chain(server: AgentPayServer) -> None:
-    client = server.client()
-    payer, payee = (client.accounts.create(name=name).account_id for name in "ab")
-    server.sandbox.fund(payer, "2")
-    url = server.rpc_url
-    paid = client.transfers.create(from_=payer, to=payee, amount=1)
-    assert f"customUrl={quote(url, safe='')}" in str(paid.chain_explorer_url)
-
-
 def test_a_subscription_ends_once_and_unknown_ones_are_refused(server: AgentPayServer) -> None:
-    url = server.rpc_url.replace("http", "ws", 1)
-
     async def talk() -> None:
-        async with websockets.connect(url) as connection:
-
-            async def call(method: str, *params: Any) -> Any:
-                content = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-                await connection.send(json.dumps(content))
-                return json.loads(await connection.recv())
-
+        async with talking(server) as (connection, call):
             number = (await call("signatureSubscribe", str(Signature.default())))["result"]
             assert (await call("signatureUnsubscribe", number))["result"] is True
             assert (await call("signatureUnsubscribe", number))["error"]["code"] == -32602
@@ -638,17 +571,6 @@ def test_serve_prints_the_addresses_of_chain_and_facilitator_and_serves_them_too
         )
         assert answer.status_code == 200
 
-        async def listen() -> None:
-            async with SolanaWsClient(told["rpc_url"].replace("http", "ws", 1)) as connection:
-                await connection.slot_subscribe()
-                # Its clock is running, and so are its blocks.
-                heard: Any = await connection.recv()
-                assert heard.result.slot > heard.result.parent
-            with pytest.raises(websockets.InvalidStatus):
-                await websockets.connect(told["base_url"].replace("http", "ws", 1) + "/v1/accounts")
-
-        asyncio.run(asyncio.wait_for(listen(), 120))
-
 
 def test_a_restart_of_a_served_chain_remembers_what_has_landed(tmp_path: Path) -> None:
     with AgentPayServer(clock=START, data_dir=tmp_path) as server:
@@ -676,29 +598,3 @@ def test_a_restart_of_a_served_chain_remembers_what_has_landed(tmp_path: Path) -
         block = result(server, "getBlock", shown["slot"], {**SHOWN, "rewards": False})
         assert str(transaction.signatures[0]) in str(block["transactions"])
         assert result(server, "getEpochInfo")["transactionCount"] == count + 1
-
-
-def test_every_response_identifies_its_request(server: AgentPayServer) -> None:
-    call = {"jsonrpc": "2.0", "id": 1, "method": "getHealth"}
-    facilitator = server.rpc_url.replace("/ext/v1/sandbox/rpc", "/ext/v1/sandbox/x402")
-    responses = [
-        httpx.post(server.rpc_url, json=call),
-        httpx.get(server.rpc_url),
-        httpx.post(server.rpc_url, content=b"{}"),
-        httpx.get(f"{facilitator}/supported"),
-        httpx.post(f"{facilitator}/verify", json={}),
-        httpx.get(f"{facilitator}/nothing"),
-        httpx.get(server.rpc_url.replace("/ext/v1/sandbox/rpc", "/nothing")),
-    ]
-    assert [response.status_code for response in responses] == [200, 405, 415, 200, 400, 404, 404]
-    identifiers = [response.headers["x-request-id"] for response in responses]
-    assert len(set(identifiers)) == len(identifiers)
-    assert all(identifier.startswith("req_") for identifier in identifiers)
-
-
-def test_the_rpc_port_without_websockets_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "websockets", None)
-    with AgentPayServer() as server:
-        with pytest.raises(ModuleNotFoundError, match=r"needs websockets, .*: pip install .*\[cluster\]"):
-            _ = server.rpc_url
-        assert httpx.get(f"{server.facilitator_url}/supported").status_code == 200

@@ -136,18 +136,3 @@ def test_a_payment_up_to_a_maximum_goes_back_with_its_channel(
     assert balance(client, account) == FUNDS - taken
     budget = client.accounts.budget(account.account_id)
     assert (budget.reserved_usdc, budget.spent_usdc) == (0, taken)
-
-
-def test_a_reset_leaves_no_channel(
-    server: AgentPayServer, client: AgentPay, account: Account, paywall: Paywall
-) -> None:
-    with agent(client, account, paywall) as http:
-        call(http, "a")
-    server.sandbox.reset()
-    assert list(client.sessions.list()) == []
-    account = client.accounts.create(name="Another")
-    server.sandbox.fund(account.account_id, FUNDS)
-    with agent(client, account, paywall) as http:
-        call(http, "a", "b")
-    (session,) = client.sessions.list(account_id=account.account_id)
-    assert session.running_total_usdc == 2 * PRICE

@@ -1,8 +1,6 @@
 """A server's schema on a PostgreSQL that others use too: it reads nothing else, and is refused theirs."""
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -12,11 +10,9 @@ import asyncpg
 import bounds
 import pytest
 import stores
-from click.testing import CliRunner
 from sqlalchemy import make_url
 
 from agentpay_server import AgentPayServer, StartRefusedError
-from agentpay_server.cli import main
 
 pytestmark = pytest.mark.plugin("migrations")
 
@@ -114,16 +110,6 @@ def test_a_schema_with_foreign_tables_is_refused_and_unchanged(url: str) -> None
     assert fetch(url, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(2,)]
 
 
-def test_the_command_line_reports_a_foreign_schema_in_one_sentence(url: str) -> None:
-    administer(url, *FOREIGN)
-    environment = {"AGENTPAY_SERVER_DATABASE_URL": url, KEY_VARIABLE: stores.KEY.hex()}
-    command = ["serve", "--port", "0", "--database-schema", "public"]
-    done = CliRunner(env=environment).invoke(main, command)
-    assert (done.exit_code, done.stdout) == (1, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("Error: the database schema 'public' holds tables of other software")
-
-
 class Role:
     """A database role that may connect, and what else it is given."""
 
@@ -149,36 +135,8 @@ def test_a_role_that_owns_the_schema_needs_no_right_on_the_database(url: str) ->
 
 
 @pytest.mark.parametrize(
-    "granted", ["", "GRANT USAGE ON SCHEMA agentpay TO {role}"], ids=["unusable", "read"]
-)
-def test_a_role_without_access_to_the_schema_is_refused(url: str, granted: str) -> None:
-    role = Role(url, "CREATE SCHEMA agentpay", *([granted] if granted else []))
-    with pytest.raises(StartRefusedError, match="schema 'agentpay'"):
-        server(role.url).start()
-
-
-@pytest.mark.parametrize(
     "name", ["", "Agentpay", "1st", "pg_mine", "information_schema", 'a"; --', "ä", "x" * 64]
 )
 def test_an_invalid_schema_name_is_refused_before_connecting(name: str) -> None:
     with pytest.raises(ValueError, match="cannot be the database schema"):
         AgentPayServer(database_url="postgresql://nobody@nowhere.invalid/x", database_schema=name)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--database-url", "postgresql://x/y", "--database-schema", "A"), "cannot be the database schema"),
-        (("--database-schema", "mine"), "requires --database-url"),
-    ],
-)
-def test_the_option_is_checked_before_a_server_starts(arguments: tuple[str, ...], said: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "agentpay_server", "serve", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert said in " ".join(done.stderr.split())

@@ -125,3 +125,16 @@ def test_a_console_key_that_expires_while_its_body_arrives_changes_nothing(
 
     assert request.finish() == (401, "unauthorized")
     assert not client.policies.get(account_id).paused
+
+
+@pytest.mark.in_memory("nothing else can be brought back")
+def test_a_request_whose_key_a_restore_has_removed_is_not_processed(
+    server: AgentPayServer, hold: Callable[..., Held]
+) -> None:
+    snapshot = server.sandbox.snapshot()
+    request = hold(server.sandbox.create_operator("Second").key, "/v1/accounts", {"name": "Late"})
+
+    server.sandbox.restore(snapshot)
+
+    assert request.peer.send(request.last).rest() == b""
+    assert rows(server, "accounts") == []

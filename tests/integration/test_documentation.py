@@ -5,12 +5,12 @@ import importlib
 import importlib.util
 import inspect
 import json
-import operator
 import re
 import subprocess
 import tomllib
 import typing
 import unicodedata
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,6 @@ _ANCHOR = re.compile(r'<a id="([^"]+)"></a>')
 _REFERENCE = re.compile(r"^::: (\S+)(?:\n    options:\n(?:      .*\n)*)?", re.MULTILINE)
 
 every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-every_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
 
 
 @cache
@@ -133,28 +132,17 @@ def test_every_link_has_a_target(path: Path) -> None:
     assert not broken
 
 
-@every_document
-def test_no_page_uses_reference_links(path: Path) -> None:
-    assert not re.findall(r"\]\[[^\]]+\]|^\[[^\]]+\]: ", prose(path), re.MULTILINE)
-
-
 def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(in_navigation()) == [page.relative_to(DOCS).as_posix() for page in PAGES]
 
 
-@every_page
-def test_a_page_starts_with_its_title_and_purpose(path: Path) -> None:
-    title, opening, *_ = path.read_text("utf-8").split("\n\n", 2)
-    assert re.fullmatch(r"# [^\n]+", title)
-    assert opening[0].isalpha()
-    assert not opening.startswith("This page")
-
-
-def test_the_text_for_language_models_names_every_page() -> None:
-    text = (DOCS / "llms.txt").read_text("utf-8")
-    links = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): .", text, re.MULTILINE)
-    assert set(in_navigation()) < set(links)
-    assert all((DOCS / link).exists() for link in links)
+@pytest.mark.parametrize("path", sorted((DOCS / "images").glob("*.svg")), ids=lambda path: path.stem)
+def test_an_image_loads_nothing_from_the_network(path: Path) -> None:
+    picture = path.read_text("utf-8")
+    addresses = set(re.findall(r"[a-z]+://[^\s\"&<:]+", picture))
+    # The name of SVG itself, and what the pictured programs print.
+    assert addresses <= {"http://www.w3.org/2000/svg", "http://127.0.0.1"}
+    assert not re.search(r"url\((?!#)|@import|<image|<script", picture)
 
 
 # --- Code -------------------------------------------------------------------------------------------------
@@ -181,7 +169,6 @@ def test_code_blocks_are_python_shell_or_output(path: Path) -> None:
 @every_document
 def test_commands_can_be_pasted(path: Path) -> None:
     for block in blocks(path, "sh"):
-        assert not re.findall(r"^\s*[$>] ", block, re.MULTILINE)
         checked = subprocess.run(["bash", "-n", "-c", block], capture_output=True, text=True, check=False)
         assert (checked.returncode, checked.stderr) == (0, "")
 
@@ -194,40 +181,6 @@ def test_the_paths_of_the_service_in_commands_exist(path: Path) -> None:
     known = {re.sub(r"\{\w+\}", "…", each) for each in known}
     named = re.findall(r"BASE_URL\}?(/[^\"'`\s?]+)", path.read_text("utf-8"))
     assert not [each for each in named if re.sub(r"\$\{?\w+\}?|\{\w+\}", "…", each) not in known]
-
-
-def test_the_options_of_a_call_are_those_of_the_client() -> None:
-    page = (DOCS / "how-to/make-calls.md").read_text("utf-8")
-    table = re.search(r"\| option \|.*?\n\n", page, re.DOTALL)
-    assert table is not None
-    cells = [line.split("|")[1] for line in table[0].strip().splitlines()[2:]]
-    named = re.findall(r"`(\w+)`", " ".join(cells))
-    assert named == list(agentpay.CallOptions.__annotations__)
-    assert f"the same {['four', 'five', 'six', 'seven'][len(named) - 4]} options" in page
-
-
-def test_what_is_retried_is_named_as_the_client_names_it() -> None:
-    page = (DOCS / "how-to/retry-safely.md").read_text("utf-8")
-    table = re.search(r"\| request \| on \|.*?\n\n", page, re.DOTALL)
-    assert table is not None
-    names = re.findall(r"`([a-z_]+\.[a-z_]+)`", table[0])
-    with AgentPayServer() as server:
-        for name in names:
-            assert callable(operator.attrgetter(name)(server.client())), name
-    assert names
-
-
-def test_the_index_says_how_long_tutorials_take() -> None:
-    words = {"five": 5, "ten": 10, "fifteen": 15}
-    minutes = [
-        words[found[1]]
-        for page in (DOCS / "tutorial").glob("*.md")
-        if (found := re.search(r"[Ii]n\s+(\w+) minutes", page.read_text("utf-8")))
-    ]
-    found = re.search(r"takes (\w+) to (\w+) minutes", (DOCS / "index.md").read_text("utf-8"))
-    assert found is not None
-    assert len(minutes) == len(list((DOCS / "tutorial").glob("*.md")))
-    assert (words[found[1]], words[found[2]]) == (min(minutes), max(minutes))
 
 
 def test_the_seller_tutorial_has_the_program_that_runs_with_the_package_x402() -> None:
@@ -259,13 +212,6 @@ def options(command: click.Command) -> set[str]:
     return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
 
 
-@every_page
-def test_the_blocks_of_every_page_are_collected(path: Path) -> None:
-    patterns = ["docs/*.md", "docs/*/*.md", "docs/*/*/*.md"]  # those of conftest.py
-    assert all(f'"{pattern}"' in (ROOT / "conftest.py").read_text("utf-8") for pattern in patterns)
-    assert any(path.match(pattern) for pattern in patterns)
-
-
 @every_document
 def test_the_commands_of_the_programs_exist(path: Path) -> None:
     programs = {name: commands(program) for name, program in PROGRAMS.items()}
@@ -288,6 +234,7 @@ def test_named_options_variables_files_and_sessions_exist(path: Path) -> None:
     others |= {"--agentpay-seed", "--agentpay-timeline-dir", "--allow-unix-socket"}
     assert set(re.findall(r"`(--[a-z-]+)", words)) <= known | others
     named = re.findall(r"(?:tests|examples|benchmarks|scripts)/[\w/.]*\w", words)
+    named += re.findall(r"`(agentpay\w*/[\w/]+\.py)`", words)
     assert [name for name in named if not (ROOT / name).exists()] == []
     modules = re.findall(r"benchmarks/run\.py (\w+)`", words)
     assert [name for name in modules if not (ROOT / "benchmarks" / f"{name}.py").exists()] == []
@@ -367,25 +314,6 @@ def test_every_public_name_is_in_the_reference(package: Any) -> None:
     assert missing == ["__version__"] if package is agentpay else missing == []
 
 
-def test_every_scenario_is_in_the_reference_and_in_the_guide() -> None:
-    guide = (DOCS / "how-to" / "test-your-agent.md").read_text("utf-8")
-    scenarios = typing.get_overloads(AgentPayServer.scenario)
-    assert scenarios
-    for scenario in scenarios:
-        hints = scenario.__annotations__
-        if hints["name"] is str:
-            continue
-        # Named only: its module is imported when it is used.
-        (name,), kind = typing.get_args(hints["name"]), hints["return"]
-        assert any(each.endswith(f".{kind}") for each in documented())
-        assert f"| `{name}` |" in guide
-
-
-def test_every_setting_is_in_the_page_of_the_embedded_server() -> None:
-    page = (DOCS / "reference" / "embedded-server.md").read_text("utf-8")
-    assert [name for name in Settings.__annotations__ if f"| `{name}` |" not in page] == []
-
-
 # --- Errors, events, promises ------------------------------------------------------------------------------
 
 
@@ -406,45 +334,11 @@ def test_the_index_of_errors_has_every_code_with_its_status_and_exception() -> N
     expected = {(str(code.status), code.value, exception_of(code).__name__) for code in ErrorCode}
     assert set(rows) == expected
     assert len(rows) == len(expected)
+    sections = set(re.findall(r"^### `(\w+)`$", page, re.MULTILINE))
+    assert sections == {*(code.value for code in ErrorCode), *(reason.value for reason in RejectionReason)}
 
 
-def test_every_error_code_has_a_section_with_meaning_and_remedy() -> None:
-    page = (DOCS / "reference" / "errors.md").read_text("utf-8")
-    sections = dict(re.findall(r"^### `(\w+)`\n\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL))
-    assert set(sections) == {
-        *(code.value for code in ErrorCode),
-        *(reason.value for reason in RejectionReason),
-    }
-    for code in ErrorCode:
-        text = sections[code.value]
-        assert text.startswith(f"**{code.status} · `{exception_of(code).__name__}`.** ")
-        remedy = text.partition("\n\n*Do:* ")[2].replace("`", "").replace("\n", " ")
-        plain = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", remedy)
-        assert plain.casefold().startswith(code.advice.casefold()), code
-
-
-def test_every_exception_is_on_the_page_of_errors() -> None:
-    page = (DOCS / "reference" / "errors.md").read_text("utf-8")
-    bases = {"TransferRejectedError", "WebhookError"}  # Those below them are raised.
-    named = [name for name in errors.__all__ if name.endswith("Error") and name not in {*bases, "FieldError"}]
-    assert [name for name in named if f"`{name}`" not in page and f"agentpay.{name}" not in page] == []
-
-
-def test_the_page_of_events_lists_every_type() -> None:
-    page = (DOCS / "reference" / "events.md").read_text("utf-8")
-    assert re.findall(r"^\| `(\w+\.\w+)` \|", page, re.MULTILINE) == list(EVENTS)
-
-
-def test_every_guarantee_names_an_existing_command() -> None:
-    page = (DOCS / "explanation" / "guarantees.md").read_text("utf-8")
-    rows = re.findall(r"^\| P(\d+) \| \*\*.+?\| .+ \| `nox -s \w+[^`]*` \|$", page, re.MULTILINE)
-    # The row of P17 names another command.
-    assert [int(number) for number in rows] == [*range(1, 17), 18, 19, 20, 21, 23, 24, 25, 26, 27, 28]
-    named = set(re.findall(r"tests/[\w/]+\.py", page))
-    assert {name for name in named if not (ROOT / name).is_file()} == set()
-
-
-def test_every_log_event_is_documented() -> None:
+def log_events() -> set[str]:
     sources = (path.read_text("utf-8") for path in (ROOT / "agentpay_server").rglob("*.py"))
     calls = [
         node
@@ -453,7 +347,35 @@ def test_every_log_event_is_documented() -> None:
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "log"
     ]
-    events = {str(call.args[2].value) for call in calls if isinstance(call.args[2], ast.Constant)}
-    page = (DOCS / "reference/metrics-and-logs.md").read_text("utf-8")
-    assert {"deposit.posted", "request.answered"} <= events
-    assert {event for event in events if f"`{event}`" not in page} == set()
+    return {str(call.args[2].value) for call in calls if isinstance(call.args[2], ast.Constant)}
+
+
+def scenarios() -> set[str]:
+    hints = (scenario.__annotations__["name"] for scenario in typing.get_overloads(AgentPayServer.scenario))
+    return {name for hint in hints if hint is not str for name in typing.get_args(hint)}
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("how-to/test-your-agent.md", scenarios),
+        ("how-to/make-calls.md", agentpay.CallOptions.__annotations__.keys),
+        ("reference/embedded-server.md", Settings.__annotations__.keys),
+        ("reference/events.md", lambda: EVENTS),
+        ("reference/metrics-and-logs.md", log_events),
+    ],
+    ids=["scenarios", "calls", "settings", "events", "logs"],
+)
+def test_a_page_that_lists_something_lists_all_of_it(page: str, names: Callable[[], Iterable[str]]) -> None:
+    text = (DOCS / page).read_text("utf-8")
+    assert [*names()]
+    assert [name for name in names() if f"`{name}`" not in text] == []
+
+
+def test_the_pages_show_the_figures_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    measured = importlib.import_module("pages")
+    assert measured.stored().keys() == measured.FIGURES.keys()
+    for table in measured.TABLES:
+        text = table.page.read_text("utf-8")
+        assert table.written(text, measured.stored()) == text, "measure again with `nox -s bench -- --write`"

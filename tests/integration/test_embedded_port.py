@@ -1,10 +1,8 @@
 """A server in process over a port, and as an ASGI application."""
 
-import anyio
 import httpx
 import pytest
 from ports import steady_port
-from server_world import raw_client
 
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer, CannotListenError
@@ -64,7 +62,7 @@ def test_an_invalid_port_is_a_declared_error(server: AgentPayServer, port: int):
 def test_errors_over_a_port_equal_errors_in_process(server: AgentPayServer):
     base_url = server.listen()
     headers = {"Authorization": f"Bearer {server.operator_key}"}
-    key, large = headers["Authorization"], b" " * (64 * 1024 + 1)
+    key = headers["Authorization"]
 
     def chunks():
         yield from [b" " * 1024] * 65
@@ -75,78 +73,19 @@ def test_errors_over_a_port_equal_errors_in_process(server: AgentPayServer):
     ):
         expected = [
             (401, anonymous.get("/v1/accounts")),
-            (401, anonymous.get("/nowhere")),
             (401, anonymous.get("/v1/accounts", headers=[("Authorization", key)] * 2)),
             (404, http.get("/nowhere")),
-            (404, http.get("/v1/accounts/%00")),
             (404, http.get("/v1/accounts/%ff")),
             (405, http.delete("/v1/accounts")),
-            (405, http.head("/v1/accounts")),
-            (413, http.post("/v1/accounts", content=large)),
             (413, http.post("/v1/accounts", content=chunks())),
-            (415, http.post("/v1/accounts", content=b"{}", headers={"Content-Type": "text/plain"})),
             (400, http.post("/v1/accounts", content=b"{")),
-            (400, http.get("/v1/accounts", params={"limit": "0"})),
             (400, http.get("/v1/accounts?cursor=%ff")),
         ]
         for status, answer in expected:
             assert answer.status_code == status
             assert answer.headers["x-request-id"].startswith("req_")
-            if answer.request.method != "HEAD":
-                assert answer.json()["request_id"] == answer.headers["x-request-id"]
+            assert answer.json()["request_id"] == answer.headers["x-request-id"]
         assert http.get("/v1/accounts").json() == {"data": [], "cursor": "", "has_more": False}
-
-
-def test_a_204_over_a_port_has_no_body(server: AgentPayServer, client: AgentPay):
-    key = server.agent_keys.create(client.accounts.create(name="a").account_id)
-    headers = {"Authorization": f"Bearer {server.operator_key}"}
-
-    answer = httpx.delete(f"{server.listen()}/ext/v1/console/agent-keys/{key.key_id}", headers=headers)
-
-    assert (answer.status_code, answer.content) == (204, b"")
-
-
-@pytest.mark.anyio
-async def test_disconnecting_from_a_port_cancels_nothing(server: AgentPayServer, client: AgentPay):
-    payer, payee = client.accounts.create(name="a"), client.accounts.create(name="b")
-    server.sandbox.fund(payer.account_id, 5)
-    base_url = server.listen()
-    body = f'{{"from":"{payer.account_id}","to":"{payee.account_id}","amount":"1","idempotency_key":"k"}}'
-    request = (
-        "POST /v1/transfers HTTP/1.1\r\nHost: localhost\r\n"
-        f"Authorization: Bearer {server.operator_key}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
-    )
-
-    stream = await anyio.connect_tcp("127.0.0.1", int(base_url.rpartition(":")[2]))
-    await stream.send(request.encode())
-    await stream.aclose()
-
-    transfer = await server.async_client().transfers.create(
-        from_=payer.account_id, to=payee.account_id, amount="1", idempotency_key="k"
-    )
-    assert transfer.status == "settled"
-    assert client.accounts.get(payee.account_id).balance_usdc == 1
-
-
-def test_an_aborted_request_leaves_the_port_working(server: AgentPayServer):
-    port = int(server.listen().rpartition(":")[2])
-
-    async def cut_off():
-        for part in (
-            b"",
-            b"GE",
-            b"POST /v1/accounts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{",
-            b"\xff\r\n\r\n",
-        ):
-            stream = await anyio.connect_tcp("127.0.0.1", port)
-            await stream.send(part) if part else None
-            await stream.aclose()
-
-    anyio.run(cut_off)
-
-    with raw_client(server) as http:
-        assert http.get("/v1/accounts").status_code == 200
-    assert httpx.get(f"http://127.0.0.1:{port}/v1/accounts").status_code == 401
 
 
 # --- As an ASGI application -------------------------------------------------------------------------------
@@ -184,9 +123,7 @@ def test_a_websocket_is_refused(server: AgentPayServer):
     [
         ("POST", "/v1/accounts", b'{"name":"whole, but the caller says there is more"}'),
         ("POST", "/v1/accounts", b'{"na'),
-        ("POST", "/ext/v1/sandbox/operators", b'{"name":"x"}'),
         ("POST", "/ext/v1/sandbox/token-accounts", b""),
-        ("POST", "/ext/v1/console/agent-keys", b'{"account_id":"x"}'),
     ],
 )
 def test_an_incomplete_request_is_discarded(server: AgentPayServer, method: str, path: str, part: bytes):

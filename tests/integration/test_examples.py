@@ -1,9 +1,7 @@
 """The examples that people copy run, as they would run them."""
 
 import html
-import importlib.util
 import os
-import re
 import runpy
 import subprocess
 import sys
@@ -45,22 +43,13 @@ def test_the_quickstart_shows_settlement_replay_and_refusals(capsys: pytest.Capt
         assert step in pictured, "the picture is of another quickstart: nox -s picture"
 
 
-@pytest.mark.parametrize("name", ["quickstart", "demo", "listen"])
-def test_the_images_load_nothing_from_the_network(name: str) -> None:
-    picture = (ROOT / "docs" / "images" / f"{name}.svg").read_text("utf-8")
-    addresses = set(re.findall(r"[a-z]+://[^\s\"&<:]+", picture))
-    # The name of SVG itself, and what the pictured programs print.
-    assert addresses <= {"http://www.w3.org/2000/svg", "http://127.0.0.1"}
-    assert not re.search(r"url\((?!#)|@import|<image|<script", picture)
-
-
 def test_the_approval_flow_is_decided_from_another_process() -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "approval_flow.py")],
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,  # For hangs only.
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "utf-8"},
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -69,22 +58,6 @@ def test_the_approval_flow_is_decided_from_another_process() -> None:
     assert "agent: 30 USDC: settled" in shown
     assert "agent: 50 USDC: rejected An operator rejected this transfer, because: “Ask legal first”." in shown
     assert "spent 35.000000, remaining 45.000000 of 80 USDC" in shown
-
-
-def test_the_approval_flow_ends_with_an_agent_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("approval_flow", EXAMPLES / "approval_flow.py")
-    assert spec is not None
-    assert spec.loader is not None
-    flow = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(flow)
-
-    def fail(*_: str) -> None:
-        raise RuntimeError("the shop is closed")
-
-    monkeypatch.setattr(flow, "agent", fail)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    with pytest.raises(RuntimeError, match="the shop is closed"):
-        flow.main()  # It waits for the operator's process, which continues until it is ended.
 
 
 def test_payments_are_resumed_and_never_repeated(capsys: pytest.CaptureFixture[str]) -> None:

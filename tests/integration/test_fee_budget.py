@@ -182,18 +182,6 @@ def test_the_budget_is_free_again_when_retry_after_has_passed(desk: Desk) -> Non
     assert [cycle(desk, key) for key in ("again", "once more")] == [200, 429]
 
 
-def test_the_client_raises_an_error_of_its_own_for_the_budget(desk: Desk) -> None:
-    for number in range(4):
-        cycle(desk, f"{number}")
-    client = desk.server.client()
-    with pytest.raises(agentpay.FeeBudgetExceededError) as caught:
-        client.sessions.open(account_id=desk.payer.account_id, to=desk.payee.account_id, cap_usdc=1)
-    assert (caught.value.code, caught.value.status_code) == ("fee_budget_exceeded", 429)
-    assert caught.value.retry_after == DAY_SECONDS
-    assert isinstance(caught.value, agentpay.RateLimitError)
-    assert "0.0001 SOL brought no payment" in caught.value.message
-
-
 # --- What counts
 
 
@@ -220,17 +208,6 @@ def test_open_sessions_reserve_the_fees_of_their_close(desk: Desk) -> None:
     assert [desk.close(session_id).status_code for session_id in opened] == [200] * 4
     assert counted(desk) == (3 * CYCLE, 0)
     assert [cycle(desk, key) for key in ("more", "yet more")] == [200, 429]
-
-
-def test_settled_transfers_cost_nothing_of_the_budget() -> None:
-    with budgeted(TRANSFER) as server, raw_client(server) as http:
-        desk = desk_with(server, http)
-        for _ in range(5):
-            paid = server.client().transfers.create(
-                from_=desk.payer.account_id, to=desk.payee.account_id, amount=1
-            )
-            assert paid.status == "settled"
-        assert counted(desk) == (0, 0)
 
 
 def test_a_budget_of_one_lamport_less_refuses_a_transfer_and_its_check() -> None:

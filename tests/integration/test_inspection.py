@@ -1,7 +1,5 @@
 """The records of an in-process server: requests, events, deliveries, transactions, and the timeline."""
 
-import asyncio
-import contextlib
 import threading
 from decimal import Decimal
 
@@ -10,7 +8,7 @@ import httpx
 import pytest
 from server_world import START, Funded
 
-from agentpay import AgentPay, AgentPayError, ServerError
+from agentpay import AgentPay, AgentPayError
 from agentpay_server import AgentPayServer
 
 
@@ -48,93 +46,18 @@ def test_requests_over_the_port_are_shown_too(server: AgentPayServer) -> None:
     assert (request.method, request.body, request.status) == ("POST", "no json", 400)
 
 
-def test_a_request_without_an_answer_is_shown(server: AgentPayServer) -> None:
-    async def hang_up() -> None:
-        async def receive() -> dict[str, object]:
-            return {"type": "http.disconnect"}
-
-        async def send(message: object) -> None:
-            raise AssertionError("no server is running")
-
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/v1/accounts",
-            "raw_path": b"/v1/accounts",
-            "query_string": b"",
-            "headers": [
-                (b"authorization", f"Bearer {server.operator_key}".encode()),
-                (b"content-length", b"9"),
-            ],
-        }
-        await server._running._app(scope, receive, send)  # type: ignore[arg-type]
-
-    server._running.call(hang_up())
-    request = server.requests.one(path="/v1/accounts")
-    assert (request.body, request.status, request.answer) == (None, None, None)
-
-
-def test_recorded_requests_are_limited_by_number(
-    server: AgentPayServer, client: AgentPay, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("bound", "kept"), [({"recorded_requests": 3}, 3), ({"recorded_bytes": 10_000}, 2)])
+def test_recorded_requests_are_limited_by_number_and_size(
+    server: AgentPayServer,
+    client: AgentPay,
+    monkeypatch: pytest.MonkeyPatch,
+    bound: dict[str, int],
+    kept: int,
 ) -> None:
-    bounds.shorten(monkeypatch, recorded_requests=3)
-    for name in "abcde":
-        client.accounts.create(name=name)
-    assert [request.body["name"] for request in server.requests] == ["c", "d", "e"]
-
-
-def test_recorded_requests_are_limited_by_size(
-    server: AgentPayServer, client: AgentPay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bounds.shorten(monkeypatch, recorded_bytes=10_000)
+    bounds.shorten(monkeypatch, **bound)
     for name in "abcde":
         client.accounts.create(name=name, metadata={"long": "x" * 4_000})
-    assert [request.body["name"] for request in server.requests] == ["d", "e"]
-    assert server._running.recorder._bytes_kept < 10_000
-
-
-def test_an_evicted_request_in_progress_is_not_recorded(
-    server: AgentPayServer, client: AgentPay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bounds.shorten(monkeypatch, recorded_requests=3)
-    entered, go_on = threading.Event(), threading.Event()
-
-    async def slow(*_: object, **__: object) -> None:
-        entered.set()
-        await asyncio.to_thread(go_on.wait)
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(server._running.server.services.built["accounts"].accounts, "list", slow)
-
-    def ask() -> None:
-        with contextlib.suppress(ServerError):
-            list(client.with_options(max_retries=0).accounts.list())
-
-    late = threading.Thread(target=ask)
-    late.start()
-    assert entered.wait(60)
-    for name in "abc":
-        client.accounts.create(name=name)
-    go_on.set()
-    late.join(60)
-
-    assert [request.method for request in server.requests] == ["POST"] * 3
-
-
-def test_recorded_requests_can_be_restored(server: AgentPayServer, client: AgentPay) -> None:
-    client.accounts.create(name="a")
-    kept_bytes = server._running.recorder._bytes_kept
-    restore = server._running.recorder.capture()
-    for name in "bc":
-        client.accounts.create(name=name)
-    restore()
-    assert [request.body["name"] for request in server.requests] == ["a"]
-    assert len(server.transactions) == 1
-    assert server._running.recorder._bytes_kept == kept_bytes
-    client.accounts.create(name="d")
-    assert [request.body["name"] for request in server.requests] == ["a", "d"]
-    restore()
-    assert len(server.requests) == 1
+    assert [request.body["name"] for request in server.requests] == [*"abcde"][-kept:]
 
 
 # --- Events, deliveries, transactions
@@ -154,14 +77,6 @@ def test_events_and_deliveries_are_shown_newest_last(
     assert attempt.status_code == 200
 
 
-def test_events_of_every_operator_are_shown(server: AgentPayServer) -> None:
-    other = server.client(api_key=server.sandbox.create_operator("other").key)
-    payer = other.accounts.create(name="Payer").account_id
-    with pytest.raises(AgentPayError):
-        other.transfers.create(from_=payer, to=other.accounts.create(name="B").account_id, amount=5)
-    assert server.events.one(type="transfer.rejected").data.account_id == payer
-
-
 def test_chain_transactions_are_shown(server: AgentPayServer, client: AgentPay, paid: str) -> None:
     payer, payee = (
         next(account for account in client.accounts.list() if account.name == name)
@@ -177,25 +92,7 @@ def test_chain_transactions_are_shown(server: AgentPayServer, client: AgentPay, 
     assert len(server.transactions) == 4
 
 
-def test_a_transaction_that_the_chain_refuses_is_shown_with_its_reason(
-    server: AgentPayServer, client: AgentPay, funded: Funded
-) -> None:
-    payer = funded("10").account_id
-    frozen = server.sandbox.create_token_account().usdc_token_account
-    with server.sandbox.fault("chain_never_lands", times=1):
-        client.transfers.create(from_=payer, to=frozen, amount=1)
-    # Transactions that never reached the chain are not recorded.
-    assert len([t for t in server.transactions if (t.memo or "").startswith("txn_")]) == 1
-    assert all(t.error is None for t in server.transactions)
-
-
 # --- Lists
-
-
-def test_records_are_plain_lists(server: AgentPayServer, paid: str) -> None:
-    assert isinstance(server.events, list)
-    assert server.events[-1] == server.events.one(type="transfer.rejected")
-    assert server.events.where(type="none") == []
 
 
 def test_a_missing_record_lists_the_existing_ones(server: AgentPayServer, paid: str) -> None:
@@ -207,13 +104,6 @@ def test_a_missing_record_lists_the_existing_ones(server: AgentPayServer, paid: 
         server.events.one()
     with pytest.raises(AssertionError, match="nothing"):
         server.deliveries.one()
-
-
-def test_an_unknown_field_raises(server: AgentPayServer, paid: str) -> None:
-    with pytest.raises(
-        TypeError, match="TransferInitiated has no field 'typ'; it has created_at, data, id, type"
-    ):
-        server.events.where(typ="transfer.settled")
 
 
 def test_records_can_be_read_while_requests_run(server: AgentPayServer, client: AgentPay) -> None:
@@ -293,28 +183,3 @@ def test_the_timeline_is_bounded(
     assert len(lines) == 6
     assert lines[1] == "… 6 earlier lines are left out"
     assert max(map(len, lines)) <= 300
-
-
-def test_the_timeline_of_an_idle_server_without_a_seed() -> None:
-    with AgentPayServer(clock=START) as server:
-        assert server.timeline() == (
-            "clock from 2026-01-01T00:00:00.000Z to 2026-01-01T00:00:00.000Z; no seed"
-        )
-
-
-def test_a_failure_of_the_chain_is_in_the_timeline(
-    server: AgentPayServer, client: AgentPay, funded: Funded
-) -> None:
-    with server.sandbox.fault("chain_down"):
-        account = client.with_options(max_retries=0)
-        with pytest.raises(AgentPayError):
-            account.accounts.create(name="x")
-    assert '-> 503 {"error":"chain_unavailable"' in server.timeline()
-
-
-def test_a_closed_server_shows_nothing() -> None:
-    with AgentPayServer() as server:
-        assert server.is_running
-    assert not server.is_running
-    with pytest.raises(RuntimeError, match="not running"):
-        _ = server.requests

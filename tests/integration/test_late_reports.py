@@ -116,18 +116,3 @@ def test_an_unknown_voucher_is_ignored(client: AgentPay, account: Account, selle
     )
     assert step.step == "open"  # type: ignore[union-attr]
     auth.close()
-
-
-@pytest.mark.anyio
-async def test_an_async_loop_sends_no_reports_of_their_own(
-    server: AgentPayServer, account: Account, shop: Paywall, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bounds.shorten(monkeypatch, late_report_seconds=3600.0)
-    async with (
-        server.async_client() as client,
-        httpx.AsyncClient(transport=shop.async_transport(), base_url=shop.base_url) as http,
-        PaymentAuth(client, account_id=account.account_id, session_cap="1", seller_client=http) as auth,
-    ):
-        for _ in range(3):
-            assert (await http.get("/call", auth=auth)).status_code == 200
-    assert reports(server) <= 1

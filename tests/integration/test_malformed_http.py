@@ -5,7 +5,6 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 from peers import GET_HEALTH, Answered, Peer
@@ -110,18 +109,6 @@ def test_a_head_of_64_kib_is_read(listening: AgentPayServer, field: str, pieces:
         assert peer.answer().status == 200
 
 
-@pytest.mark.usefixtures("uvicorn_logs")
-def test_another_uvicorn_server_in_the_process_does_not_make_malformed_requests_logged_twice(
-    listening: AgentPayServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    uvicorn.Config("app:app")  # Configures the loggers, and resets their levels.
-    logging.getLogger("uvicorn").propagate = True
-    with Peer(listening.base_url) as peer:
-        peer.send(b"nonsense\r\n\r\n")
-        assert_refused(peer.answer())
-    assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
-
-
 @pytest.mark.parametrize("order", [1, -1], ids=["length first", "coding first"])
 @pytest.mark.parametrize("lengths", [b"Content-Length: 5\r\n", b"Content-Length: 0\r\n"])
 def test_a_body_with_two_lengths_cannot_smuggle_a_request(
@@ -172,14 +159,6 @@ def test_trailers_of_a_request_are_ignored(listening: AgentPayServer) -> None:
         peer.send(b"2\r\n{}\r\n0\r\nAuthorization: Bearer " + listening.operator_key.encode() + b"\r\n\r\n")
         assert peer.answer().status == 401
         assert peer.send(GET_HEALTH).answer().status == 200
-
-
-def test_protocol_upgrades_are_ignored(listening: AgentPayServer, caplog: pytest.LogCaptureFixture) -> None:
-    for upgrade in ("h2c", "websocket"):
-        with Peer(listening.base_url) as peer:
-            answered = peer.request("GET /healthz", "Connection: Upgrade", f"Upgrade: {upgrade}")
-            assert (answered.status, answered.json()) == (200, {"status": "ok"})
-    assert "uvicorn" not in caplog.text
 
 
 PIECES = [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.unmeasured
+pytestmark = [pytest.mark.unmeasured, pytest.mark.whole]
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("agentpay", "agentpay_server", "docs", "pyproject.toml", "tests/contract", "tests/support")

@@ -83,11 +83,6 @@ def test_the_undelivered_webhook_scenario(server: AgentPayServer) -> None:
     assert event.data.transfer_id == scenario.transfer.transfer_id
 
 
-def test_an_unknown_scenario_is_refused_with_the_available_ones(server: AgentPayServer) -> None:
-    with pytest.raises(ValueError, match="unknown scenario 'rich'; available: low_balance, near_daily"):
-        server.scenario("rich")
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_scenarios_repeat_with_the_seed_and_can_be_combined(name: str) -> None:
     def told() -> list[Account]:

@@ -1,7 +1,6 @@
 """Keys that depend on a seed: always valid in process, on a port only if the seed was chosen by a person."""
 
 import logging
-import random
 
 import httpx
 import pytest
@@ -109,23 +108,6 @@ def test_the_key_of_the_port_survives_a_restore(unchosen: AgentPayServer) -> Non
         server.sandbox.reset()
         assert is_accepted(server, key)
         assert list(client.accounts.list()) == list(server.client().accounts.list()) == []
-
-
-def test_a_given_key_is_valid_on_a_seeded_port() -> None:
-    with AgentPayServer(seed=7, seeded_port_keys=False, operator_key=GIVEN) as server:
-        server.listen()
-        assert server.operator_key == GIVEN
-        assert is_accepted(server, GIVEN)
-
-
-def test_no_two_ports_have_the_same_key() -> None:
-    keys = set()
-    for _ in range(2):
-        random.seed(7)  # whatever a test does to chance
-        with AgentPayServer(seed=7, seeded_port_keys=False) as server:
-            server.listen()
-            keys.add(server.operator_key)
-    assert len(keys) == 2
 
 
 def test_generated_seeds_are_only_for_servers_in_memory() -> None:

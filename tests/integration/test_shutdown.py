@@ -195,48 +195,6 @@ def test_a_second_signal_ends_the_server_at_once_without_losing_a_transfer(
         assert (answer.status_code, answer.json()["status"]) == (200, "settled")
 
 
-def test_closing_an_embedded_server_reports_transfers_in_flight(tmp_path: Path) -> None:
-    settings = Settings(shutdown_seconds=0.1)
-    with AgentPayServer(clock="system", data_dir=tmp_path, settings=settings) as server:
-        world = server._running
-        client = server.client()
-        payer, payee = (
-            client.accounts.create(name="a").account_id,
-            client.accounts.create(name="b").account_id,
-        )
-        server.sandbox.fund(payer, "10")
-        server.sandbox.set_fault("chain_never_lands")
-        metrics = world.server.context.metrics
-        body = {"from": payer, "to": payee, "amount": "1", "idempotency_key": "k"}
-        answers: list[httpx.Response] = []
-
-        def ask() -> None:
-            with raw_client(server) as http:
-                answers.append(http.post("/v1/transfers", json=body, timeout=WAIT_SECONDS))
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        settlement = world.server.services.settlement
-        while not settlement.driven:
-            assert thread.is_alive()
-        world._owner.call(world.server.context.tasks.stop(within_seconds=0.1))
-        thread.join(WAIT_SECONDS)
-    (answer,) = answers
-    assert (answer.status_code, answer.json()["status"]) == (503, "submitted")
-    assert metrics.transfers["settled", ""] == 0
-    with AgentPayServer(clock="system", data_dir=tmp_path) as server:
-        transfer_id = answer.json()["transfer_id"]
-        assert server.client().transfers.wait(transfer_id).status == "settled"
-
-
-def test_a_request_that_finds_the_database_closed_is_503(tmp_path: Path) -> None:
-    with AgentPayServer(clock="system", data_dir=tmp_path) as server, raw_client(server) as http:
-        world = server._running
-        world.call(world.server.storage.database.close())
-        answer = http.post("/v1/accounts", json={"name": "a"})
-        assert (answer.status_code, answer.json()["error"]) == (503, "service_unavailable")
-
-
 def test_a_server_that_loses_its_postgresql_signs_nothing_until_it_is_restarted() -> None:
     url = asyncio.run(stores.fresh_url())
     environment = {"AGENTPAY_SERVER_ENCRYPTION_KEY": stores.KEY.hex()}

@@ -61,13 +61,6 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line for line in caplog.messages if line.startswith("treasury.low")]
 
 
-def test_the_metric_reports_the_treasury_balance(watched: Watched) -> None:
-    watched.holds(1_234_567_890)
-    assert watched.sol() == 1.23456789
-    watched.holds(0)
-    assert watched.sol() == 0
-
-
 @pytest.mark.parametrize(
     ("lamports", "not_ready"),
     [(0, ["treasury"]), (RESERVE + FEE - 1, ["treasury"]), (RESERVE + FEE, [])],
@@ -77,18 +70,6 @@ def test_a_treasury_that_cannot_pay_for_a_transaction_is_not_ready(
 ) -> None:
     watched.holds(lamports)
     assert watched.not_ready() == not_ready
-
-
-def test_readiness_requires_the_cost_of_a_transfer() -> None:
-    validators.embedded_only("what its treasury holds is set in the virtual machine")
-    with AgentPayServer(clock=START) as server, raw_client(server) as http:
-        watched, client = Watched(server, http), server.client()
-        payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
-        server.sandbox.fund(payer, 10)
-        watched.holds(RESERVE + FEE)
-        assert watched.not_ready() == []
-        assert client.transfers.create(from_=payer, to=payee, amount=1).status == "settled"
-        assert watched.not_ready() == ["treasury"]
 
 
 def test_each_fall_of_the_treasury_below_the_threshold_is_logged_once(

@@ -6,47 +6,11 @@ from hypothesis import strategies as st
 
 from agentpay.contract import codec
 from agentpay.contract.errors import ErrorCode, FieldError
-from agentpay_server.platform.errors import Problem, chain_unavailable, invalid, not_found, quote
+from agentpay_server.platform.errors import Problem, invalid, quote
 
 
 def body_of(problem):
     return codec.unstructure(problem.body("req_a"))
-
-
-def test_the_402_of_a_transfer_has_exactly_four_fields():
-    problem = Problem(ErrorCode.POLICY_VIOLATION, "No.", transfer_id="txn_a", status="rejected")
-
-    assert body_of(problem) == {
-        "error": "policy_violation",
-        "message": "No.",
-        "transfer_id": "txn_a",
-        "status": "rejected",
-    }
-
-
-@pytest.mark.parametrize(
-    ("code", "session_id", "status"),
-    [
-        (ErrorCode.POLICY_VIOLATION, None, "rejected"),
-        (ErrorCode.SESSION_CAP_EXCEEDED, "sess_a", "open"),
-    ],
-)
-def test_the_402_of_a_session_has_exactly_four_fields(code, session_id, status):
-    problem = Problem(code, "No.", session_id=session_id, status=status)
-
-    assert problem.http_status == 402
-    assert body_of(problem) == {"error": code, "message": "No.", "session_id": session_id, "status": status}
-
-
-def test_a_closed_session_is_a_conflict_with_the_body_of_any_other():
-    problem = Problem(ErrorCode.SESSION_CLOSED, "No.")
-
-    assert problem.http_status == 409
-    assert body_of(problem) == {
-        "error": "session_closed",
-        "message": "No. Open another session.",
-        "request_id": "req_a",
-    }
 
 
 AS_STORED = {"payment_expired", "payment_failed"}
@@ -60,11 +24,6 @@ def test_a_response_says_what_to_do_about_its_code_unless_its_message_is_stored(
     assert Problem(code, "Do this.", says_what_to_do=True).body("req_a").message == "Do this."
 
 
-def test_every_other_error_body_has_the_request_id():
-    assert body_of(not_found("account", "acct_1"))["request_id"] == "req_a"
-    assert set(body_of(not_found("account", "acct_1"))) == {"error", "message", "request_id"}
-
-
 def test_an_invalid_request_lists_every_fault_and_abbreviates_its_message():
     faults = [FieldError(field=f"f{number}", message="is wrong") for number in range(20)]
 
@@ -73,13 +32,6 @@ def test_an_invalid_request_lists_every_fault_and_abbreviates_its_message():
     assert body["error"] == "invalid_request"
     assert body["details"] == [{"field": f"f{number}", "message": "is wrong"} for number in range(20)]
     assert len(body["message"]) < 200
-
-
-def test_chain_unavailable_has_retry_after():
-    problem = chain_unavailable()
-
-    assert (problem.http_status, problem.retry_after_seconds) == (503, 1)
-    assert "transfer_id" not in body_of(problem)
 
 
 @given(st.text(max_size=300))

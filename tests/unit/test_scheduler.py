@@ -5,10 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from agentpay.contract.errors import ErrorCode
 from agentpay_server.platform import scheduler as module
 from agentpay_server.platform.clock import SECOND_US, ManualClock, SystemClock
-from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.scheduler import Scheduler
 from agentpay_server.platform.tasks import Wakeup
 
@@ -84,16 +82,6 @@ async def test_advancing_stops_at_each_due_time_in_order(clock):
     assert clock.now_us() == start + 100
 
 
-async def test_advancing_by_zero_runs_only_due_work(clock):
-    start = clock.now_us()
-    worker = Scheduled(clock, [start - 5, start, start + 1])
-
-    await schedule_of(clock, [worker], Wakeup()).advance(0)
-
-    assert worker.ran == [start, start]
-    assert clock.now_us() == start
-
-
 async def test_work_scheduled_by_work_runs_in_the_same_advance(clock):
     start = clock.now_us()
 
@@ -146,13 +134,6 @@ async def test_advancing_waits_for_work_leased_by_another_process(clock):
 
     assert worker.looks == 4
     assert worker.ran == [start]
-
-
-async def test_a_system_clock_cannot_be_advanced():
-    with pytest.raises(Problem) as raised:
-        await schedule_of(SystemClock(), [], Wakeup()).advance(0)
-
-    assert raised.value.code is ErrorCode.CLOCK_NOT_MANUAL
 
 
 # --- A running clock --------------------------------------------------------------------------------------
@@ -216,21 +197,6 @@ async def test_a_failing_worker_is_retried_and_does_not_block_others(caplog: pyt
     await stopped(running)
 
 
-async def test_a_slow_worker_does_not_block_others():
-    clock, wakeup = SystemClock(), Wakeup()
-
-    class Slow(Scheduled):
-        async def run_due(self) -> bool:
-            await asyncio.Event().wait()
-            return True
-
-    other = Scheduled(clock, [0])
-    running = asyncio.create_task(schedule_of(clock, [Slow(clock, [0]), other], wakeup).run())
-
-    await until(lambda: other.ran)
-    await stopped(running)
-
-
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_stop_concurrent_with_a_wakeup_takes_effect(turns):
     wakeup = Wakeup()
@@ -242,16 +208,6 @@ async def test_a_stop_concurrent_with_a_wakeup_takes_effect(turns):
         await asyncio.sleep(0)
 
     await stopped(running)
-
-
-async def test_every_listener_is_woken():
-    wakeup = Wakeup()
-    listeners = [wakeup.listener() for _ in range(3)]
-    assert not any(listener.is_set() for listener in listeners)
-
-    wakeup.set()
-
-    assert all(listener.is_set() for listener in listeners)
 
 
 async def test_schedulers_are_woken_by_what_was_noted_since():

@@ -32,14 +32,6 @@ def test_a_sealed_secret_can_be_opened(vault, secret, place):
     assert vault.open(vault.seal(secret, place), place) == secret
 
 
-@given(st.text(min_size=1, max_size=100), places, places)
-def test_a_sealed_secret_does_not_open_in_another_place(vault, secret, place, other):
-    sealed = vault.seal(secret, place)
-    if other != place:
-        with pytest.raises(VaultError):
-            vault.open(sealed, other)
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -81,28 +73,8 @@ def test_arbitrary_bytes_raise_vault_error(vault, sealed):
         vault.open(sealed, PLACE)
 
 
-def test_every_truncation_is_detected(vault):
-    sealed = vault.seal(SECRET, PLACE)
-
-    for length in range(len(sealed)):
-        with pytest.raises(VaultError):
-            vault.open(sealed[:length], PLACE)
-
-
 def test_the_same_secret_is_sealed_differently_each_time(vault):
     assert len({vault.seal(SECRET, PLACE) for _ in range(100)}) == 100
-
-
-def test_sealed_bytes_do_not_hold_the_secret(vault):
-    assert SECRET.encode() not in vault.seal(SECRET, PLACE)
-
-
-def test_errors_show_neither_the_secret_nor_the_key(vault):
-    with pytest.raises(VaultError) as raised:
-        vault.open(vault.seal(SECRET, PLACE), webhook("wh_2"))
-
-    assert SECRET not in str(raised.value)
-    assert raised.value.__cause__ is None
 
 
 def test_the_vault_shows_no_key_and_cannot_be_pickled_or_copied(vault):
@@ -117,3 +89,15 @@ def test_the_vault_shows_no_key_and_cannot_be_pickled_or_copied(vault):
 def test_a_key_of_another_length_is_refused(length):
     with pytest.raises(ValueError, match="32 bytes"):
         Vault(bytes(length))
+
+
+def test_sealed_bytes_do_not_hold_the_secret(vault):
+    assert SECRET.encode() not in vault.seal(SECRET, PLACE)
+
+
+def test_errors_show_neither_the_secret_nor_the_key(vault):
+    with pytest.raises(VaultError) as raised:
+        vault.open(vault.seal(SECRET, PLACE), webhook("wh_2"))
+
+    assert SECRET not in str(raised.value)
+    assert raised.value.__cause__ is None

@@ -15,7 +15,6 @@ from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
     ChainUnreachableError,
     Cosigned,
-    FailureReason,
     SignedTransaction,
 )
 from agentpay_server.plugins.pay402.building import PreparedPayment, build_payment
@@ -75,35 +74,6 @@ async def bought(world: RpcWorld, amount_micro: int = 4, nonce: int = 0) -> Purc
         nonce_memo="txn_1",
     )
     return Purchase(world, sponsor, payment, after)
-
-
-async def test_a_payment_broadcast_by_its_fee_payer_is_found(world: RpcWorld) -> None:
-    purchase = await bought(world)
-    assert await world.chain.find_cosigned(purchase.cosigned) is None
-
-    await world.land(purchase.signed)
-    await world.irreversible(purchase.signed)
-
-    for proof_height in (None, await world.chain.block_height()):
-        status = await world.chain.find_cosigned(purchase.cosigned, proof_height=proof_height)
-        assert status is not None
-        assert (status.is_irreversible, status.failure) == (True, None)
-        assert status.chain_signature == purchase.signed.signature != purchase.cosigned.signature
-    # Other payments are not affected, though they are in the same history.
-    assert await world.chain.find_cosigned((await bought(world, nonce=1)).cosigned) is None
-
-
-async def test_a_payment_that_failed_on_chain_is_found_with_the_fee_payer_signature(world: RpcWorld) -> None:
-    purchase = await bought(world, amount_micro=2**40)
-
-    await world.send(purchase.signed)
-    await world.irreversible(purchase.signed)
-
-    status = await world.chain.find_cosigned(purchase.cosigned)
-    assert status is not None
-    assert status.failure is not None
-    assert status.failure.reason is FailureReason.INSUFFICIENT_FUNDS
-    assert status.failure.chain_signature == purchase.signed.signature
 
 
 async def test_after_its_expiry_a_transaction_or_payment_is_found_or_can_never_land() -> None:

@@ -1,7 +1,6 @@
 """The whole service on a real validator: what it does, what it refuses, what it says while that is away."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,12 @@ import pytest
 import rpc_proxy
 import rpc_service
 import rpc_world
-import validators
 from click.testing import CliRunner
 from rpc_proxy import RpcProxy
-from rpc_service import Party, Service
+from rpc_service import Service
 from solders.keypair import Keypair
 from surfpool import Surfpool
 
-from agentpay import ConflictError
 from agentpay_server import AgentPayServer, Settings, StartRefusedError
 from agentpay_server.cli import main
 from agentpay_server.cli import process as _process  # noqa: F401 - loaded while coverage is measured
@@ -52,27 +49,6 @@ async def service(surfpool: Surfpool) -> AsyncIterator[Service]:
 
 
 # --- What it does
-
-
-async def test_a_transfer_moves_exactly_its_amount_and_its_key_moves_it_once(service: Service) -> None:
-    payer, payee = await service.account("100"), await service.account()
-    first = await service.transfer("key", payer, payee, "25.5")
-    again = await service.transfer("key", payer, payee, "25.50")
-    assert (first.status_code, again.content) == (200, first.content)
-    assert (await service.held(payer), await service.held(payee)) == (74_500_000, 25_500_000)
-
-
-async def test_a_refusal_by_policy_or_balance_moves_nothing(service: Service) -> None:
-    payer, payee = await service.account("10"), await service.account()
-    policy = {"max_single_transfer": 5}
-    assert (await service.http.put(f"/v1/accounts/{payer.account_id}/policy", json=policy)).is_success
-    refused = await service.transfer("a", payer, payee, "6")
-    assert (refused.status_code, refused.json()["error"]) == (402, "policy_violation")
-    assert (await service.transfer("b", payer, payee, "5")).status_code == 200
-    assert (await service.transfer("c", payer, payee, "5")).status_code == 200
-    short = await service.transfer("d", payer, payee, "0.000001")
-    assert (short.status_code, short.json()["error"]) == (402, "insufficient_balance")
-    assert await service.held(payee) == 10_000_000
 
 
 async def test_accounts_requested_together_share_transactions(
@@ -148,24 +124,6 @@ async def test_simulated_compute_limits_suffice_for_every_operation(
         assert 0 < proxy.requests["simulateTransaction"] <= 12
 
 
-async def test_a_third_party_deposit_is_posted_when_it_is_irreversible(
-    surfpool: Surfpool, service: Service
-) -> None:
-    account = await service.account()
-    async with rpc_world.world(surfpool) as world:
-        signed = await world.mint(account.usdc_token_account, 7)
-
-    async def entries() -> list[dict[str, Any]]:
-        return (await service.http.get(f"/v1/accounts/{account.account_id}/transactions")).json()["data"]
-
-    async def is_posted() -> bool:
-        return len(await entries()) == 1
-
-    await rpc_service.eventually(is_posted)
-    (entry,) = await entries()
-    assert (entry["amount_usdc"], entry["tx_signature"]) == ("0.000007", signed.signature)
-
-
 async def test_a_transfer_to_a_not_yet_stored_account_becomes_its_deposit(
     service: Service,
 ) -> None:
@@ -190,66 +148,6 @@ async def test_a_transfer_to_a_not_yet_stored_account_becomes_its_deposit(
 
     await rpc_service.eventually(is_posted)
     assert await history() == [("deposit", "4.000000", paid["tx_signature"])]
-
-
-async def test_payments_from_an_escrow_are_posted_only_by_its_settlement(
-    surfpool: Surfpool, service: Service
-) -> None:
-    payer, payee = await service.account("10"), await service.account()
-    terms = {"account_id": payer.account_id, "to": payee.account_id, "cap_usdc": "5"}
-    session = await service.until_answered("/ext/v1/sessions", {**terms, "idempotency_key": "open"})
-    path = f"/ext/v1/sessions/{session['session_id']}"
-    await service.until_answered(f"{path}/charges", {"amount": "2", "idempotency_key": "charge"})
-    assert (await service.until_answered(f"{path}/close", {}))["status"] == "settled"
-    async with rpc_world.world(surfpool) as world:
-        for party in (payer, payee):
-            await world.mint(party.usdc_token_account, 7)
-
-    async def posted(party: Party) -> list[tuple[str, str]]:
-        page = await service.until_read(f"/v1/accounts/{party.account_id}/transactions")
-        return [(entry["type"], entry["amount_usdc"]) for entry in page["data"]]
-
-    async def are_later_deposits_posted() -> bool:
-        return all([("deposit", "0.000007") in await posted(party) for party in (payer, payee)])
-
-    # By then the watcher has passed the settlement, in the histories of both.
-    await rpc_service.eventually(are_later_deposits_posted)
-    assert sorted(await posted(payee)) == [("deposit", "0.000007"), ("deposit", "2.000000")]
-    assert sorted(await posted(payer)) == [
-        ("deposit", "0.000007"),
-        ("deposit", "10.000000"),
-        ("session_settlement", "2.000000"),
-    ]
-
-
-async def test_settled_transactions_are_watched_until_irreversible(service: Service) -> None:
-    payer, payee = await service.account("10"), await service.account()
-    assert (await service.transfer("a", payer, payee, "5")).status_code == 200
-
-    async def watched() -> set[str]:
-        return {row["subject_id"] for row in await service.rows("chain_transactions", state="confirmed")}
-
-    assert payer.account_id in await watched()
-
-    async def is_over() -> bool:
-        return not await watched()
-
-    await rpc_service.eventually(is_over)
-
-
-async def test_an_embedded_server_works_on_a_cluster(surfpool: Surfpool) -> None:
-    rpc_world.prepare(surfpool)
-
-    def use() -> None:
-        with AgentPayServer(rpc=validators.rpc_settings(surfpool)) as server:
-            account = server.client().accounts.create(name="Research bot")
-            server.sandbox.fund(account.account_id, "2")
-            assert server.client().accounts.balance(account.account_id).balance_usdc == 2
-            assert server.transactions == []
-            with pytest.raises(ConflictError, match="not_in_memory"):
-                server.sandbox.snapshot()
-
-    await asyncio.to_thread(use)
 
 
 # --- While the cluster is away
@@ -339,18 +237,6 @@ async def test_a_seed_does_not_determine_keys_on_a_cluster(
             pass
 
 
-async def test_a_mint_other_than_the_stored_one_is_refused(
-    surfpool: Surfpool, service: Service, tmp_path: Path
-) -> None:
-    mint = str(Keypair().pubkey())
-    rpc_world.put_mint(surfpool, mint, address=mint)
-    async with rpc_service.serving(surfpool, data_dir=tmp_path):
-        pass
-    with pytest.raises(StartRefusedError, match=f"hold the mint {rpc_world.USDC}, not {mint}"):
-        async with rpc_service.serving(surfpool, data_dir=tmp_path, usdc_mint=mint):
-            pass
-
-
 async def test_a_database_of_one_chain_is_not_used_with_another(
     surfpool: Surfpool, proxy: RpcProxy, service: Service, tmp_path: Path
 ) -> None:
@@ -388,33 +274,13 @@ async def test_on_a_public_cluster_every_operation_of_the_sandbox_is_forbidden(
             assert "public cluster" in answer.json()["message"]
 
 
-async def test_an_unreachable_endpoint_is_reported_without_its_key() -> None:
-    code, said = await serve("--rpc-url", "http://127.0.0.1:9/?api-key=hunter2", "--start-wait", "0")
-    assert code == 1
-    assert "did not respond" in said
-    assert "hunter2" not in said
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--allow-mainnet"], "--rpc-url"),
-        (["--rpc-url", "ftp://x"], "http or https"),
-        (["--rpc-url", "http://x", "--fee-payer-key-file", "key.json"], "64 bytes"),
-    ],
-)
-async def test_invalid_options_are_refused(
-    options: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_mint_other_than_the_stored_one_is_refused(
+    surfpool: Surfpool, service: Service, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "key.json").write_text("[1, 2, 3]")
-    code, said = await serve(*options)
-    assert code == 2
-    assert says in said
-
-
-async def test_a_fee_payer_key_from_the_environment_is_used(proxy: RpcProxy, service: Service) -> None:
-    code, said = await serve("--rpc-url", proxy.url, AGENTPAY_SERVER_FEE_PAYER_KEY=json.dumps([256] * 64))
-    assert code == 2
-    assert "AGENTPAY_SERVER_FEE_PAYER_KEY" in said
-    assert service.treasury == rpc_world.TREASURY_ADDRESS
+    mint = str(Keypair().pubkey())
+    rpc_world.put_mint(surfpool, mint, address=mint)
+    async with rpc_service.serving(surfpool, data_dir=tmp_path):
+        pass
+    with pytest.raises(StartRefusedError, match=f"hold the mint {rpc_world.USDC}, not {mint}"):
+        async with rpc_service.serving(surfpool, data_dir=tmp_path, usdc_mint=mint):
+            pass

@@ -1,13 +1,8 @@
 """The service's transactions as read by independent libraries: balances, memos, policy records."""
 
-import hashlib
-import json
-from typing import Any
-
 import pytest
 import rpc_service
 import witness
-from rpc_service import Party, Service
 from rpc_world import USDC
 from surfpool import Surfpool
 
@@ -60,30 +55,3 @@ async def test_a_settled_session_leaves_payments_and_a_closed_escrow_on_chain(su
     assert settlement["error"] is None
     types = [step["parsed"]["type"] for step in settlement["instructions"] if step["program"] == "spl-token"]
     assert types == ["transferChecked", "transferChecked", "closeAccount"]
-
-
-async def test_the_policy_record_is_the_policy_in_force(surfpool: Surfpool) -> None:
-    async with rpc_service.serving(surfpool) as service:
-        account = await service.account()
-        policy = {"max_single_transfer": 2.5, "categories": ["data"]}
-        changed = await service.http.put(f"/v1/accounts/{account.account_id}/policy", json=policy)
-        assert changed.is_success
-        address = (await record(service, account))["address"]
-    (metadata,) = await witness.testify(surfpool.url, ("metadata", address))
-    assert metadata["policy_version"] == "2"
-    shown = json.loads(metadata["policy"])
-    assert (shown["max_single_transfer"], shown["categories"]) == (2.5, ["data"])
-    assert metadata["policy_sha256"] == hashlib.sha256(metadata["policy"].encode()).hexdigest()
-
-
-async def record(service: Service, account: Party) -> dict[str, Any]:
-    """Return what the console says of the record, once it is written."""
-    found: dict[str, Any] = {}
-
-    async def is_written() -> bool:
-        detail = (await service.http.get(f"/ext/v1/console/accounts/{account.account_id}")).json()
-        found.update(detail["policy_record"])
-        return bool(found["version"])
-
-    await rpc_service.eventually(is_written)
-    return found

@@ -7,7 +7,6 @@ from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
 from solders.litesvm import LiteSVM
 from solders.pubkey import Pubkey
-from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain import instructions, transactions
@@ -182,11 +181,6 @@ class World:
 
     def pubkey(self, key: KeyPath) -> Pubkey:
         return Pubkey.from_string(self.custody.address(key))
-
-    def logs(self, transaction: SignedTransaction) -> list[str]:
-        result = self.svm.get_transaction(Signature.from_string(transaction.signature))
-        assert result is not None
-        return result.logs() if hasattr(result, "logs") else result.meta().logs()
 
     def record_data(self, index: int) -> bytes:
         account = self.svm.get_account(self.pubkey(record_key(index)))

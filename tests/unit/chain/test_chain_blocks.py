@@ -92,25 +92,6 @@ def test_resuming_from_a_lower_height_keeps_the_reported_height(blocks: Blocks, 
     assert blocks.height() == 21
 
 
-def test_restored_copies_of_one_state_share_only_past_blockhashes(blocks: Blocks, clock: Clock) -> None:
-    shared = blocks.latest()[1]
-    restore = blocks.capture()
-    start_us = clock.now_us
-    futures = []
-    for _ in range(4):
-        clock.now_us = start_us
-        hashes = set()
-        for _ in range(5):
-            hashes.add(blocks.latest()[1])
-            clock.now_us += BLOCK_US
-        futures.append(hashes)
-        assert all(blocks.height_of(blockhash) is not None for blockhash in (*hashes, shared))
-        restore()
-        assert all(blocks.height_of(blockhash) is None for each in futures for blockhash in each)
-        assert blocks.height_of(shared) == 0
-    assert len(set().union(*futures)) == 20
-
-
 STEPS = st.lists(st.tuples(st.sampled_from(["clock", "begin", "capture", "restore"]), st.integers(-5, 400)))
 
 

@@ -115,13 +115,6 @@ def test_every_kind_of_deposit_is_reported_once_in_order(world: World) -> None:
     assert amounts(world, source) == [100]
 
 
-def test_a_failed_transaction_is_no_deposit(world: World) -> None:
-    recipient = world.account(2)
-    world.account(1, 10)
-    world.send(world.transfer(1, recipient, 11))
-    assert told(world, recipient) == []
-
-
 def test_a_cursor_marks_the_end_of_the_reported_deposits(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,18 +126,6 @@ def test_a_cursor_marks_the_end_of_the_reported_deposits(
     assert [d.amount_micro for batch, _ in batches for d in batch] == [1, 2, 3, 4, 5]
     world.mint(recipient, 6)
     assert amounts(world, recipient, batches[-1][1]) == [6]
-
-
-def test_a_listener_is_notified_of_every_deposit(world: World) -> None:
-    recipient = world.account(2)
-    source = world.account(1, 10)
-    heard: list[Deposit | None] = []
-    world.chain.listen(heard.append)
-    world.land(world.transfer(1, recipient, 3))
-    world.land(world.transfer(1, recipient, 4, memo="txn_2"))
-    assert [deposit and deposit.token_account for deposit in heard] == [recipient, recipient]
-    assert amounts(world, recipient) == [3, 4]
-    assert world.balance(source) == 3
 
 
 def test_the_journal_survives_a_restart(ledger: DatabaseLedger) -> None:

@@ -1,14 +1,12 @@
 """The embedded chain and its ledger: what was answered is never lost, and what is lost was never answered."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import evolve
 from chain_world import SEED, START_US, World, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +31,7 @@ from agentpay_server.chain.embedded.persistence import (
     PersistedPage,
 )
 from agentpay_server.chain.embedded.store import DatabaseLedger
-from agentpay_server.chain.embedded.virtual_machine import Executed, new_machine
+from agentpay_server.chain.embedded.virtual_machine import Executed
 from agentpay_server.chain.protocol import (
     Blockhash,
     ChainUnreachableError,
@@ -132,12 +130,6 @@ def ledger(request: pytest.FixtureRequest) -> Iterator[Ledger]:
 
 
 @pytest.fixture
-def database_ledger() -> Iterator[Ledger]:
-    with new_ledger() as made:
-        yield made
-
-
-@pytest.fixture
 def world(ledger: Ledger) -> World:
     return World(ledger=ledger)
 
@@ -221,22 +213,6 @@ def test_a_page_holds_only_the_writable_accounts_of_a_transaction(world: World, 
     assert {name: status for name, (status, _) in page.signatures.items()} == {transaction.signature: LANDED}
 
 
-def test_a_closed_account_is_stored_as_absent(world: World, ledger: Ledger) -> None:
-    world.account(1)
-    world.close(1)
-    assert ledger.pages[-1].accounts()[world.token_address(1)] is None
-
-
-def test_the_ledger_stores_the_fee_of_a_failed_transaction(world: World) -> None:
-    treasury = world.custody.address(TREASURY)
-    world.account(1, 10)
-    recipient = world.account(2)
-    before = world.lamports(treasury)
-    world.send(world.transfer(1, recipient, 11))
-    assert world.lamports(treasury) < before
-    assert world.restarted().lamports(treasury) == world.lamports(treasury)
-
-
 # --- Replays: the traps of LiteSVM
 
 
@@ -295,44 +271,6 @@ def test_a_refusal_survives_a_restart(world: World) -> None:
     assert after.balance(recipient) == 0
 
 
-def test_a_restart_never_offers_a_blockhash_that_was_offered_before(world: World) -> None:
-    seen = {world.blockhash().value}
-    for _ in range(3):
-        world.chain.expire_blockhash()
-        seen.add(world.blockhash().value)
-    for _ in range(5):
-        world = world.restarted()
-        assert world.blockhash().value not in seen
-        seen.add(world.blockhash().value)
-        # Reported, and therefore written: the next process continues above it.
-        world.chain.expire_blockhash()
-        assert world.blockhash().value not in seen
-        seen.add(world.blockhash().value)
-
-
-def test_a_rebuilt_machine_without_the_ledger_height_would_replay(world: World) -> None:
-    """The ledger's height prevents this: a rebuilt machine has forgotten what it executed."""
-    world.account(1, 10)
-    recipient = world.account(2)
-    transaction = world.transfer(1, recipient, 3)
-    world.land(transaction)
-    naive = new_machine()
-    for address in (world.token_address(1), recipient, world.custody.address(TREASURY), world.usdc):
-        account = world.svm.get_account(Pubkey.from_string(address))
-        assert account is not None
-        naive.set_account(Pubkey.from_string(address), account)
-    naive.send_transaction(VersionedTransaction.from_bytes(transaction.raw))
-    assert naive.get_account(Pubkey.from_string(recipient)) != world.svm.get_account(
-        Pubkey.from_string(recipient)
-    )
-
-
-def test_a_chain_whose_ledger_is_a_database_cannot_be_captured(database_ledger: Ledger) -> None:
-    world = World(ledger=database_ledger)
-    with pytest.raises(RuntimeError, match="ledger"):
-        world.chain.capture()
-
-
 def test_a_chain_in_memory_is_rebuilt_from_its_ledger_after_a_fault_of_the_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -354,12 +292,6 @@ def test_a_chain_in_memory_is_rebuilt_from_its_ledger_after_a_fault_of_the_machi
     assert (world.balance(source), world.balance(recipient)) == (7, 3)
     assert (world.send(landed), world.send(unsent)) == (LANDED, LANDED)
     assert world.balance(recipient) == 7
-
-
-def test_a_chain_is_captured_only_once_it_has_begun() -> None:
-    chain = EmbeddedChain(treasury=str(Keypair().pubkey()), mint_authority="", now_us=lambda: 0)
-    with pytest.raises(RuntimeError, match="restore"):
-        chain.capture()
 
 
 def test_deposits_can_be_read_again_until_the_reader_returns_with_a_later_cursor() -> None:
@@ -410,62 +342,7 @@ def test_already_processed_is_not_treated_as_an_outcome(world: World, ledger: Le
     assert world.balance(recipient) == 3
 
 
-def test_equal_transfers_are_distinct_only_with_different_memos(world: World) -> None:
-    world.account(1, 10)
-    recipient = world.account(2)
-    first, same = world.transfer(1, recipient, 3, memo="txn_1"), world.transfer(1, recipient, 3, memo="txn_1")
-    other = world.transfer(1, recipient, 3, memo="txn_2")
-    assert first.signature == same.signature
-    for transaction in (first, same, other):
-        world.land(transaction)
-    assert world.balance(recipient) == 6
-    assert world.restarted().balance(recipient) == 6
-
-
 # --- Pages that are not written
-
-
-def test_a_transaction_is_not_executed_if_the_process_dies_before_its_page(
-    world: World, ledger: Ledger
-) -> None:
-    source, recipient = world.account(1, 10), world.account(2)
-    transaction = world.transfer(1, recipient, 3)
-    ledger.acts.append(died)
-    with suppress(KeyboardInterrupt):
-        run(world.chain.send(transaction.raw))
-    after = world.restarted()
-    assert after.status(transaction) is None
-    assert (after.balance(source), after.balance(recipient)) == (10, 0)
-    assert after.send(transaction) == LANDED
-    assert (after.balance(source), after.balance(recipient)) == (7, 3)
-
-
-def test_a_transaction_is_executed_if_the_process_dies_after_its_page(world: World, ledger: Ledger) -> None:
-    source, recipient = world.account(1, 10), world.account(2)
-    transaction = world.transfer(1, recipient, 3)
-    ledger.acts.append(died_after)
-    with suppress(KeyboardInterrupt):
-        run(world.chain.send(transaction.raw))
-    after = world.restarted()
-    assert after.status(transaction) == LANDED
-    assert (after.balance(source), after.balance(recipient)) == (7, 3)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("act", [lost, reply_lost])
-def test_a_failed_page_discards_the_machine(world: World, ledger: Ledger, act: Any) -> None:
-    source, recipient = world.account(1, 10), world.account(2)
-    transaction = world.transfer(1, recipient, 3)
-    ledger.acts.append(act)
-    with pytest.raises(ChainUnreachableError):
-        run(world.chain.send(transaction.raw))
-    if act is lost:
-        assert world.status(transaction) is None
-        assert (world.balance(source), world.balance(recipient)) == (10, 0)
-        world.land(transaction)
-    assert world.status(transaction) == LANDED
-    assert (world.balance(source), world.balance(recipient)) == (7, 3)
-    assert world.restarted().balance(recipient) == 3
 
 
 def test_the_chain_is_unavailable_while_the_ledger_is(world: World, ledger: Ledger) -> None:
@@ -489,12 +366,6 @@ def test_the_chain_is_unavailable_while_the_ledger_is(world: World, ledger: Ledg
     # Transactions sent meanwhile may have been executed since: they were not reported as lost.
     world.land(transaction)
     assert world.balance(recipient) == 3
-
-
-def test_a_failed_signature_lookup_is_not_treated_as_unknown(world: World, ledger: Ledger) -> None:
-    ledger.is_down = True
-    with pytest.raises(ChainUnreachableError):
-        run(world.chain.signature_status("5" * 88))
 
 
 def test_a_process_that_another_has_overtaken_writes_nothing(world: World, ledger: Ledger) -> None:
@@ -640,32 +511,3 @@ def test_chain_and_ledger_agree_after_a_cancelled_send(tmp_path: Path) -> None:
                     assert await it.chain.signature_status(signed.signature) is None
 
     asyncio.run(test())
-
-
-def test_a_chain_with_a_long_history_starts_quickly(tmp_path: Path) -> None:
-    async def prepare() -> None:
-        async with filed(tmp_path / "chain.sqlite3") as it:
-            await it.chain.restore()
-            state = it.chain._written
-            assert state is not None
-            _, accounts = await it.ledger.read() or pytest.fail("it has begun")
-            account = accounts[it.chain.usdc_mint]
-            await it.ledger.write(
-                PersistedPage(
-                    before=state,
-                    after=evolve(state, slot=state.slot + 100_000, height=state.height + 1_000),
-                    first_accounts={str(Keypair().pubkey()): account for _ in range(2_000)},
-                    signatures={f"{n:088}": (LANDED, SeenMessage(Hash.default(), 0)) for n in range(100_000)},
-                )
-            )
-
-    async def start() -> float:
-        async with filed(tmp_path / "chain.sqlite3") as it:
-            began = time.thread_time()
-            await it.chain.restore()
-            seconds = time.thread_time() - began
-            assert await it.chain.signature_status(f"{77:088}") == LANDED
-            return seconds
-
-    asyncio.run(prepare())
-    assert asyncio.run(start()) < 1.0

@@ -49,20 +49,8 @@ def test_releasing_a_chain_empties_its_machine() -> None:
     assert machine.get_account(Pubkey.from_string(world.usdc)) is None
 
 
-def test_concurrent_chains_use_separate_machines() -> None:
-    first, second = World(), World()
-    assert first.svm is not second.svm
-
-
 def test_a_machine_that_cannot_be_emptied_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     monkeypatch.setattr(virtual_machine, "restore_accounts", lambda machine, accounts: None)
     world.chain.release()
     assert not virtual_machine._spare
-
-
-def test_at_most_four_machines_are_kept() -> None:
-    worlds = [World() for _ in range(6)]
-    for world in worlds:
-        world.chain.release()
-    assert len(virtual_machine._spare) == 4

@@ -99,21 +99,21 @@ async def test_a_node_must_have_every_one_of_the_newest_blocks(since: int) -> No
     assert not await public(node_with(blocks, lacks=range(FIRST, LAST))).knows_blocks(FIRST, LAST - 1)
 
 
+async def test_an_emulator_is_believed() -> None:
+    node = node_with(chain_of(LAST + 40, 0.0), lacks=range(FIRST, LAST))
+    assert await rpc_chain(node).knows_blocks(FIRST, LAST)
+    assert await rpc_chain(node).landing_heights(hash_of(FIRST + 9), LAST) == (FIRST, LAST)
+    assert await rpc_chain(node).landing_heights(hash_of(9), 9) == (0, 9)
+    # Any other node that lacks them cannot tell.
+    assert await public(node).landing_heights(hash_of(FIRST), LAST) is None
+    assert not await public(node).knows_blocks(FIRST, FIRST - 1)
+    assert not await public(node).knows_blocks(-5, LAST)
+
+
 async def test_a_height_that_runs_ahead_does_not_prove_future_blocks() -> None:
     node = node_with(chain_of(LAST - 50, 0.05))
     node.slot, node.height = node.slot + 200, node.height + 200
     assert not await public(node).knows_blocks(FIRST, LAST)
-
-
-async def test_a_private_cluster_is_trusted_without_checking_blocks() -> None:
-    node = node_with(chain_of(3_000, 0.0), lacks=range(FIRST, LAST))
-    assert await rpc_chain(node).knows_blocks(FIRST, LAST)
-
-
-async def test_an_invalid_range_of_blocks_is_not_known() -> None:
-    node = node_with(chain_of(3_000, 0.0))
-    assert not await public(node).knows_blocks(FIRST, FIRST - 1)
-    assert not await public(node).knows_blocks(-5, LAST)
 
 
 @pytest.mark.parametrize("slots", [None, [5, 5], [6, 5], ["5"], [True]])
@@ -170,16 +170,3 @@ async def test_a_node_that_lags_behind_does_not_tell_that_a_blockhash_is_old() -
 
     with pytest.raises(ChainUnreachableError, match="may still be valid"):
         await chain.landing_heights(hash_of(FIRST + 5), LAST)
-
-
-async def test_a_node_without_the_block_of_a_blockhash_cannot_tell() -> None:
-    chain = public(node_with(chain_of(LAST + 40, 0.0), lacks=range(FIRST - 5, FIRST + 5)))
-    assert await chain.landing_heights(hash_of(FIRST), LAST) is None
-    assert await chain.landing_heights(hash_of(9), 9) is None
-
-
-async def test_an_emulator_is_believed() -> None:
-    node = node_with(chain_of(LAST + 40, 0.0))
-    assert await rpc_chain(node).landing_heights(hash_of(FIRST + 9), LAST) == (FIRST, LAST)
-    assert await rpc_chain(node).landing_heights(hash_of(9), 9) == (0, 9)
-    assert node.calls["getBlock"] == 0

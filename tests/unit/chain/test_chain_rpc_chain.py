@@ -26,9 +26,7 @@ from solders.account import Account
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from agentpay_server import RpcSettings
 from agentpay_server.chain import transactions
-from agentpay_server.chain.clusters import Cluster
 from agentpay_server.chain.custody import TransactionTooLargeError
 from agentpay_server.chain.instructions import TOKEN_2022_PROGRAM
 from agentpay_server.chain.protocol import (
@@ -43,7 +41,6 @@ from agentpay_server.chain.protocol import (
     SignedTransaction,
     UnprovenError,
 )
-from agentpay_server.plugins.cluster.chain import RpcChain
 from agentpay_server.plugins.cluster.client import RpcRefusalError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
@@ -134,19 +131,12 @@ async def test_the_failure_reason_depends_on_the_program_that_was_called() -> No
     assert status.failure == ChainFailure(
         reason=FailureReason.OTHER, detail=f"{memo_failed}: Error: insufficient funds"
     )
-
-
-@pytest.mark.parametrize(
-    "error",
-    ["AccountNotFound", {"InsufficientFundsForRent": {"account_index": 0}}, {"InstructionError": [7, "X"]}],
-)
-async def test_an_error_of_an_unknown_program_has_the_reason_other(error: Any) -> None:
-    node = FakeNode()
-    node.lands(error)
-    status = await rpc_chain(node).signature_status(SIGNED.signature)
-    assert status is not None
-    assert status.failure is not None
-    assert status.failure.reason is FailureReason.OTHER
+    for unknown in ("AccountNotFound", {"InsufficientFundsForRent": {"account_index": 0}}):
+        node.lands(unknown)
+        status = await rpc_chain(node).signature_status(SIGNED.signature)
+        assert status is not None
+        assert status.failure is not None
+        assert status.failure.reason is FailureReason.OTHER
 
 
 # --- Evidence
@@ -260,19 +250,9 @@ async def test_a_hundred_waiting_transfers_share_two_requests() -> None:
         await chain.block_height()
         assert await chain.signature_status(SIGNED.signature) is None
 
-    await asyncio.gather(*(look() for _ in range(100)))
+    await asyncio.gather(*(look() for _ in range(100)), chain.signature_status("malformed"))
     assert (node.calls["getEpochInfo"], node.calls["getSignatureStatuses"]) == (1, 1)
-
-
-async def test_a_malformed_signature_does_not_fail_a_shared_status_request() -> None:
-    node = FakeNode()
-    node.lands()
-    chain = rpc_chain(node)
-    spoilt, found = await asyncio.gather(
-        chain.signature_status("1111"), chain.signature_status(SIGNED.signature)
-    )
-    assert spoilt is None
-    assert found is not None
+    assert node.calls["getGenesisHash"] == 1, "checked only periodically"
 
 
 # --- Sending
@@ -395,31 +375,7 @@ async def test_the_compute_budget_comes_with_the_blockhash() -> None:
     assert (await rpc_chain(FakeNode()).latest_blockhash()).compute_budget is None
 
 
-async def test_rent_exemptions_are_cached() -> None:
-    node = FakeNode()
-    chain = rpc_chain(node)
-    assert [await chain.rent_exemption(size) for size in (0, 165, 0)] == [890_880, 891_045, 890_880]
-    assert node.calls["getMinimumBalanceForRentExemption"] == 2
-
-
-def test_a_public_cluster_is_not_a_test_chain_and_has_explorer_links() -> None:
-    cluster = Cluster(genesis_hash=GENESIS_HASH, name="devnet", usdc_mint=USDC)
-    chain = RpcChain(FakeNode(), RpcSettings(url="https://rpc.example/SECRET"), cluster)  # type: ignore[arg-type]
-    assert not chain.is_test_chain
-    assert chain.explorer_url("5sig").endswith("/tx/5sig?cluster=devnet")
-    keyed = RpcSettings(url="https://rpc.example/SECRET", websocket_url="wss://rpc.example/SECRET")
-    assert "SECRET" not in repr(keyed)
-
-
 # --- The cluster behind the endpoint
-
-
-async def test_the_genesis_hash_is_checked_only_periodically() -> None:
-    node = FakeNode()
-    chain = rpc_chain(node)
-    for _ in range(20):
-        await chain.account_size(OWNER)
-    assert node.calls["getGenesisHash"] == 1
 
 
 async def test_another_cluster_at_the_same_address_after_an_outage_is_refused() -> None:
@@ -483,33 +439,42 @@ async def test_of_a_large_account_only_the_beginning_is_read() -> None:
     assert len(found.data) <= 1_000
 
 
-async def test_an_account_created_with_a_balance_has_a_deposit() -> None:
-    (deposit,) = await deposits(telling(before=[], after=[balance_json(1, 7)]))
-    assert (deposit.amount_micro, deposit.sender) == (7, None)
+BOTH = [balance_json(0, 3), balance_json(2, 4)]
 
 
-async def test_a_deposit_from_two_senders_names_none() -> None:
-    before = [balance_json(0, 3), balance_json(2, 4)]
-    (deposit,) = await deposits(telling(before=before, after=[balance_json(1, 7)]))
-    assert (deposit.amount_micro, deposit.sender) == (7, None)
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ([], [balance_json(1, 7)], (7, (), ())),
+        ([balance_json(2, 7)], [balance_json(1, 7)], (7, (SENDER,), ())),  # Emptied and closed by it.
+        (BOTH, [balance_json(1, 7)], (7, (OWNER, SENDER), ())),
+        (
+            [*BOTH, balance_json(1, 2)],
+            [balance_json(0, 2), balance_json(1, 3), balance_json(2, 4)],
+            (1, (OWNER,), (SENDER,)),
+        ),
+        ([], [balance_json(1, 7, mint=OWNER)], None),
+        ([balance_json(1, 7)], [balance_json(1, 7)], None),
+        ([balance_json(1, 7)], [], None),
+    ],
+    ids=["new", "from a closed one", "from two", "others", "another mint", "unchanged", "outgoing"],
+)
+async def test_a_deposit_is_what_an_account_has_gained(
+    before: list[Any], after: list[Any], found: Any
+) -> None:
+    node = telling(before=before, after=after)
+    told = [(each.amount_micro, each.senders, each.others) for each in await deposits(node)]
+    assert told == ([] if found is None else [found])
+    node.answers["getTransaction"]()["meta"]["err"] = SHORTFALL
+    assert await deposits(node) == []
 
 
-async def test_an_account_emptied_and_closed_by_the_deposit_is_its_sender() -> None:
-    (deposit,) = await deposits(telling(before=[balance_json(2, 7)], after=[balance_json(1, 7)]))
-    assert deposit.sender == SENDER
-
-
-async def test_a_deposit_names_what_existed_before_and_has_not_paid() -> None:
-    before = [balance_json(0, 3), balance_json(1, 2), balance_json(2, 4)]
-    after = [balance_json(0, 2), balance_json(1, 3), balance_json(2, 4)]
-    (deposit,) = await deposits(telling(before=before, after=after))
-    assert (deposit.senders, deposit.others) == ((OWNER,), (SENDER,))
-
-
-async def test_other_mints_and_outgoing_amounts_are_no_deposits() -> None:
-    assert await deposits(telling(before=[], after=[balance_json(1, 7, mint=OWNER)])) == []
-    assert await deposits(telling(before=[balance_json(1, 7)], after=[balance_json(1, 7)])) == []
-    assert await deposits(telling(before=[balance_json(1, 7)], after=[])) == []
+@pytest.mark.parametrize(("told", "says"), [(None, "yet"), (deposit_json("1" * 64), "another transaction")])
+async def test_a_listed_transaction_that_a_node_does_not_tell_is_unavailable(told: Any, says: str) -> None:
+    node = FakeNode()
+    node.answers["getTransaction"] = lambda *params: told
+    with pytest.raises(ChainUnreachableError, match=says):
+        await deposits(node)
 
 
 @pytest.mark.parametrize(
@@ -523,27 +488,6 @@ async def test_other_mints_and_outgoing_amounts_are_no_deposits() -> None:
 async def test_invalid_balances_are_refused(after: list[Any]) -> None:
     with pytest.raises(ChainUnreachableError, match="makes no sense"):
         await deposits(telling(before=[], after=after))
-
-
-async def test_a_listed_transaction_that_the_node_lacks_is_unavailable() -> None:
-    node = FakeNode()
-    node.answers["getTransaction"] = lambda *params: None
-    with pytest.raises(ChainUnreachableError, match="yet"):
-        await deposits(node)
-
-
-async def test_a_deposit_reply_with_another_transaction_is_refused() -> None:
-    node = FakeNode()
-    node.answers["getTransaction"] = lambda *params: deposit_json("1" * 64)
-    with pytest.raises(ChainUnreachableError, match="another transaction"):
-        await deposits(node)
-
-
-async def test_a_failed_transaction_is_no_deposit() -> None:
-    node = telling(before=[], after=[balance_json(1, 7)])
-    told = node.answers["getTransaction"]()
-    told["meta"]["err"] = SHORTFALL
-    assert await deposits(node) == []
 
 
 async def test_deposits_are_reported_only_up_to_the_first_reversible_transaction() -> None:

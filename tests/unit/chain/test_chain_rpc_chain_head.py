@@ -4,16 +4,13 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from rpc_node import BLOCKHASH, SIGNED, FakeNode, rpc_chain
 from virtual_time import VirtualTimeLoop
 
 from agentpay_server.chain.protocol import ChainUnreachableError, DoubtfulNodeError, UnprovenError
-
-if TYPE_CHECKING:
-    from agentpay_server.plugins.cluster.chain import RpcChain
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured, pytest.mark.plugin("cluster")]
 
@@ -78,12 +75,16 @@ async def test_how_long_a_transaction_can_usually_land_follows_the_pace_of_the_c
     known = Cluster()
     # The nominal pace of Solana is the same, so it is measured at half of it.
     assert known.chain.usual_life_seconds == pytest.approx(151 * 0.4)
-    assert known.chain.blockhash_life_seconds == math.inf
+    assert known.chain.landing_seconds == 0.4
     for second in range(60):
+        assert second >= 10 or known.chain.blockhash_life_seconds == math.inf
         await asyncio.sleep(1)
         known.node.slot, known.node.height = 1_000 + second * 5 // 4, 800 + second * 5 // 4
         await known.chain.block_height()
     assert known.chain.usual_life_seconds == pytest.approx(151 * 0.8, rel=0.05)
+    assert known.chain.blockhash_life_seconds == pytest.approx(150 / 1.25 * 1.2, rel=0.1)
+    assert known.chain.landing_seconds == pytest.approx(0.8, rel=0.1)
+    assert rpc_chain(FakeNode(), landing_seconds=0.05).landing_seconds == 0.05
     await known.chain.close()
 
 
@@ -131,17 +132,13 @@ async def test_a_node_with_all_heights_wrong_is_detected_by_its_slots(by: int) -
         await cluster.chain.latest_blockhash()
 
 
+@pytest.mark.parametrize("name", ["devnet", None])
 @pytest.mark.parametrize(("unfinalized", "empty"), [(0, 0), (0, 12), (31, 20), (100, 50), (140, 60)])
-async def test_empty_slots_between_height_and_blockhash_are_accepted(unfinalized: int, empty: int) -> None:
-    cluster = Cluster(name="devnet")
+async def test_empty_slots_and_unfinalized_blocks_between_height_and_blockhash_are_accepted(
+    unfinalized: int, empty: int, name: str | None
+) -> None:
+    cluster = Cluster(name=name)
     cluster.tell("getLatestBlockhash", (LAST_VALID, unfinalized), (CONTEXT, unfinalized + empty))
-    assert (await cluster.chain.latest_blockhash()).value == BLOCKHASH
-
-
-@pytest.mark.parametrize("unfinalized", [0, 31, 149])
-async def test_unfinalized_blocks_between_height_and_blockhash_are_accepted(unfinalized: int) -> None:
-    cluster = Cluster()
-    cluster.tell("getLatestBlockhash", (LAST_VALID, unfinalized))
     assert (await cluster.chain.latest_blockhash()).value == BLOCKHASH
 
 
@@ -173,26 +170,6 @@ async def test_a_height_that_is_too_low_is_accepted(cluster: Cluster) -> None:
 
 
 # --- The life of a blockhash
-
-
-async def test_waits_follow_the_measured_pace(cluster: Cluster) -> None:
-    assert cluster.chain.blockhash_life_seconds == pytest.approx(150 / 2.5 * 1.2, rel=0.1)
-    assert cluster.chain.landing_seconds == pytest.approx(0.4, rel=0.1)
-
-
-async def test_blockhash_life_is_infinite_until_the_pace_is_known() -> None:
-    cluster = Cluster()
-    assert cluster.chain.blockhash_life_seconds == math.inf
-    await cluster.pass_time(9)
-    assert cluster.chain.blockhash_life_seconds == math.inf
-    await cluster.pass_time(6)
-    assert cluster.chain.blockhash_life_seconds < math.inf
-
-
-async def test_a_configured_landing_time_overrides_the_pace() -> None:
-    chain: RpcChain = rpc_chain(FakeNode(), landing_seconds=0.05)
-    assert chain.landing_seconds == 0.05
-    assert rpc_chain(FakeNode()).landing_seconds == 0.4
 
 
 async def test_a_blockhash_is_cached_for_the_time_of_five_blocks(cluster: Cluster) -> None:
@@ -279,24 +256,22 @@ async def test_a_transaction_is_irreversible_as_soon_as_the_node_returns_its_blo
     await cluster.chain.close()
 
 
-@pytest.mark.parametrize("seconds", [1, 60], ids=["pace unknown", "pace known"])
-async def test_finality_above_the_newest_position_is_unproven(seconds: int) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "ahead", "is_told"),
+    [(1, 40, False), (60, 40, False), (60, 1_000, True)],
+    ids=["pace unknown", "pace known", "an implausible position"],
+)
+async def test_finality_above_the_newest_position_is_unproven(
+    seconds: int, ahead: int, is_told: bool
+) -> None:
     cluster = Cluster(name="devnet")
     await cluster.pass_time(seconds)
-    cluster.node.slot += 40
+    cluster.node.slot += ahead
     cluster.node.lands(commitment="finalized")
-    cluster.node.slot -= 40
-    with pytest.raises(UnprovenError, match="before its slot"):
-        await cluster.chain.signature_status(SIGNED.signature)
-    await cluster.chain.close()
-
-
-async def test_finality_that_an_implausible_position_supports_is_unproven() -> None:
-    cluster = Cluster(name="devnet")
-    await cluster.pass_time(60)
-    cluster.node.slot += 1_000
-    cluster.node.height += 1_000
-    cluster.node.lands(commitment="finalized")
+    if is_told:
+        cluster.node.height += ahead
+    else:
+        cluster.node.slot -= ahead
     with pytest.raises(UnprovenError, match="before its slot"):
         await cluster.chain.signature_status(SIGNED.signature)
     await cluster.chain.close()

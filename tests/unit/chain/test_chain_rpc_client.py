@@ -17,7 +17,6 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
 
-import httpcore
 import json_rpc_server
 import pytest
 from cryptography import x509
@@ -61,19 +60,35 @@ async def client_of(script: json_rpc_server.Handler, timeout_seconds: float = 5)
             await client.close()
 
 
-async def test_a_result_is_returned_unchanged() -> None:
-    script = Script(json_rpc_server.result({"value": [1, None]}))
-    async with client_of(script) as client:
-        assert await client.call("getThing", "a", {"b": None}) == {"value": [1, None]}
-    assert b'"params":["a",' in script.requests[0]
-
-
 async def test_a_json_rpc_error_is_raised_with_its_code_and_data() -> None:
     async with client_of(Script(json_rpc_server.error(-32002, "no " * 500, {"err": "X"}))) as client:
         with pytest.raises(RpcRefusalError, match="error -32002: no no") as caught:
             await client.call("sendTransaction")
     assert (caught.value.code, caught.value.data) == (-32002, {"err": "X"})
     assert len(str(caught.value)) < 400
+    unnumbered = b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32700, "message": "no"}}'
+    async with client_of(Script(json_rpc_server.ok(unnumbered))) as client:
+        with pytest.raises(RpcRefusalError, match="error -32700: no"):
+            await client.call("getThing")
+
+
+async def test_results_are_returned_unchanged_also_after_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+    plain = b'{"jsonrpc": "2.0", "id": 3, "result": {"value": [1, null]}}'
+    script = Script(
+        None,
+        (500, {}, b""),
+        json_rpc_server.ok(plain),
+        (200, {"content-encoding": "gzip"}, gzip.compress(plain.replace(b'"id": 3', b'"id": 4'))),
+    )
+    with caplog.at_level(logging.INFO):
+        async with client_of(script) as client:
+            for _ in range(2):
+                with pytest.raises(ChainUnreachableError):
+                    await client.call("getThing")
+            for _ in range(2):
+                assert await client.call("getThing", "a", {"b": None}) == {"value": [1, None]}
+    assert b'"params":["a",' in script.requests[2]
+    assert "SECRET" not in caplog.text
 
 
 BROKEN: dict[str, Answer] = {
@@ -137,26 +152,6 @@ async def test_a_compressed_reply_is_not_expanded_beyond_the_limit(
     assert peak < most_mebibytes * 2**20
 
 
-async def test_a_reply_above_the_size_limit_is_refused() -> None:
-    script = Script(json_rpc_server.ok(b" " * (client_module.BODY_MAX_BYTES + 1)))
-    async with client_of(script) as client:
-        with pytest.raises(ChainUnreachableError, match="larger than 16777216 bytes"):
-            await client.call("getThing")
-
-
-async def test_a_compressed_reply_is_accepted() -> None:
-    plain = b'{"jsonrpc": "2.0", "id": 1, "result": [1, 2]}'
-    async with client_of(Script((200, {"content-encoding": "gzip"}, gzip.compress(plain)))) as client:
-        assert await client.call("getThing") == [1, 2]
-
-
-async def test_the_url_is_never_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        async with client_of(Script(json_rpc_server.result(1))) as client:
-            await client.call("getThing")
-    assert "SECRET" not in caplog.text
-
-
 async def test_an_unreachable_node_is_unavailable() -> None:
     async with json_rpc_server.serving(Script(None)) as url:
         pass
@@ -196,14 +191,6 @@ async def test_a_node_that_responds_byte_by_byte_times_out() -> None:
             with pytest.raises(ChainUnreachableError, match=re.escape("no answer within 0.3 s")):
                 await client.call("getThing")
         await client.close()
-
-
-async def test_calls_succeed_again_after_an_outage() -> None:
-    async with client_of(Script(None, (500, {}, b""), json_rpc_server.result("ok"))) as client:
-        for _ in range(2):
-            with pytest.raises(ChainUnreachableError):
-                await client.call("getThing")
-        assert await client.call("getThing") == "ok"
 
 
 @pytest.mark.parametrize(
@@ -251,15 +238,6 @@ async def test_the_numbers_of_two_clients_differ(monkeypatch: pytest.MonkeyPatch
     assert first != second
 
 
-async def test_an_error_without_a_number_is_accepted() -> None:
-    script = Script(
-        json_rpc_server.ok(b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32700, "message": "no"}}')
-    )
-    async with client_of(script) as client:
-        with pytest.raises(RpcRefusalError, match="error -32700: no"):
-            await client.call("getThing")
-
-
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[None]]
 """Responds to the request of a number on one connection."""
 
@@ -295,23 +273,21 @@ def sized(body: bytes, *headers: str) -> bytes:
     return "\r\n".join(lines).encode() + body
 
 
-async def test_calls_in_turn_share_a_connection() -> None:
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_calls_share_the_connections_that_a_node_keeps(is_closed: bool) -> None:
     async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
-        writer.write(sized(reply_to(number)))
+        if not is_closed:
+            writer.write(sized(reply_to(number)))
+            return
+        writer.write(sized(reply_to(number), "connection: close"))
+        writer.close()
 
     async with talking(talk) as (client, counts):
         assert [await client.call("getThing") for _ in range(3)] == [1, 2, 3]
-    assert counts == [3]
-
-
-async def test_concurrent_calls_share_as_many_connections_as_allowed() -> None:
-    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
-        writer.write(sized(reply_to(number)))
-
-    async with talking(talk) as (client, counts):
+        assert counts == ([1, 1, 1] if is_closed else [3])
         found = await asyncio.gather(*(client.call("getThing") for _ in range(10)))
-    assert sorted(map(str, found)) == sorted(map(str, range(1, 11)))
-    assert (len(counts), sum(counts)) == (2, 10)
+    assert sorted(map(str, found)) == sorted(map(str, range(4, 14)))
+    assert (len(counts) == 2, sum(counts)) == (not is_closed, 13)
 
 
 async def test_a_chunked_reply_is_accepted() -> None:
@@ -325,16 +301,6 @@ async def test_a_chunked_reply_is_accepted() -> None:
     async with talking(talk) as (client, counts):
         assert [await client.call("getThing") for _ in range(2)] == [1, 2]
     assert counts == [2]
-
-
-async def test_a_connection_that_the_node_closes_is_not_used_again() -> None:
-    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
-        writer.write(sized(reply_to(number), "connection: close"))
-        writer.close()
-
-    async with talking(talk) as (client, counts):
-        assert [await client.call("getThing") for _ in range(2)] == [1, 2]
-    assert counts == [1, 1]
 
 
 async def test_a_response_to_another_request_ends_its_connection() -> None:
@@ -543,20 +509,6 @@ async def test_a_certificate_of_another_name_is_unavailable(monkeypatch: pytest.
         await client.call("getThing")
     await client.close()
     node.close()
-
-
-async def test_data_before_the_encryption_is_not_read_as_a_response() -> None:
-    async def inject(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(sized(b'{"jsonrpc": "2.0", "id": null, "error": {"code": 1, "message": "forged"}}'))
-        await reader.read(1)
-
-    async with json_rpc_server.listening(inject) as url:
-        stream = await client_module._Network().connect_tcp("127.0.0.1", _port(url))
-        async with asyncio.timeout(120):
-            while not stream.get_extra_info("is_readable"):  # noqa: ASYNC110 - nothing reports it
-                await asyncio.sleep(0)
-        with pytest.raises(httpcore.ConnectError, match="data before the encryption"):
-            await stream.start_tls(ssl.create_default_context(), "node.example")
 
 
 @pytest.mark.parametrize("addresses", [1, 2])

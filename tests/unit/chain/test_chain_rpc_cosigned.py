@@ -251,16 +251,11 @@ async def test_a_shared_history_is_at_most_a_block_old(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_paging_back_stops_at_the_anchor() -> None:
-    node = Ledger(LANDED, ANCHOR, *NEWER)
-
+async def test_a_payment_on_the_last_page_is_found_by_the_search_for_proof() -> None:
     # Whatever is older than the anchor was there before it was signed.
+    node = Ledger(LANDED, ANCHOR, *NEWER)
     assert await rpc_chain(node).find_cosigned(sought(), proof_height=800) is None
     assert sorted(node.read) == sorted(map(name_of, NEWER))
-
-
-@pytest.mark.usefixtures("small_pages")
-async def test_a_payment_on_the_last_page_is_found_by_the_search_for_proof() -> None:
     chain = rpc_chain(Ledger(ANCHOR, LANDED, *NEWER))
 
     # The newest page does not show it, which proves nothing.
@@ -308,21 +303,6 @@ async def test_a_node_whose_index_lags_behind_its_blocks_cannot_prove_absence() 
     assert status.chain_signature == name_of(LANDED)
 
 
-@pytest.mark.parametrize(
-    "known",
-    [[], [NEWER[0]], [OTHERS[6]]],
-    ids=["an empty index", "forgot the anchor", "another history"],
-)
-async def test_a_node_that_does_not_know_the_anchor_proves_nothing(known: list[VersionedTransaction]) -> None:
-    with pytest.raises(ChainUnreachableError):
-        await rpc_chain(Ledger(*known)).find_cosigned(sought(), proof_height=800)
-
-
-async def test_a_history_that_is_empty_although_the_account_exists_proves_nothing() -> None:
-    with pytest.raises(ChainUnreachableError):
-        await rpc_chain(Ledger()).find_cosigned(sought(after=None), proof_height=800)
-
-
 @pytest.mark.parametrize("name", [None, "devnet"], ids=["emulator", "cluster"])
 @pytest.mark.parametrize("after", [ANCHOR, None], ids=["anchor", "none"])
 async def test_a_node_that_treats_min_context_slot_as_a_filter_hides_no_payment(
@@ -347,8 +327,61 @@ async def test_a_node_that_treats_min_context_slot_as_a_filter_hides_no_payment(
     assert status.chain_signature == name_of(LANDED)
 
 
-async def test_an_empty_history_after_the_anchor_is_proof() -> None:
+@pytest.mark.parametrize(
+    ("known", "after"),
+    [([], ANCHOR), ([NEWER[0]], ANCHOR), ([OTHERS[6]], ANCHOR), ([], None)],
+    ids=["an empty index", "forgot the anchor", "another history", "empty although the account exists"],
+)
+async def test_a_node_that_does_not_know_the_anchor_proves_nothing(
+    known: list[VersionedTransaction], after: VersionedTransaction | None
+) -> None:
+    with pytest.raises(ChainUnreachableError):
+        await rpc_chain(Ledger(*known)).find_cosigned(sought(after), proof_height=800)
     assert await rpc_chain(Ledger(ANCHOR)).find_cosigned(sought(), proof_height=800) is None
+
+
+def in_base64(raw: bytes, **more: Any) -> dict[str, Any]:
+    return {"transaction": [base64.b64encode(raw).decode(), "base64"], **more}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        None,
+        in_base64(bytes(LANDED)[:-9], version=0),
+        in_base64(bytes(LANDED)[:-9]),
+        in_base64(bytes(NEWER[0]), version=0),
+        {"transaction": ["?", "base64"], "version": 0},
+        {"transaction": [], "version": 0},
+        {},
+    ],
+    ids=[
+        "lacks it",
+        "truncated",
+        "truncated, no version",
+        "another",
+        "no base64",
+        "nothing",
+        "no transaction",
+    ],
+)
+async def test_a_missing_or_malformed_transaction_proves_nothing(reply: dict[str, Any] | None) -> None:
+    node = Ledger(ANCHOR, LANDED)
+    whole, node.answers["getTransaction"] = node.answers["getTransaction"], lambda *_: reply
+    chain = rpc_chain(node)
+
+    with pytest.raises(ChainUnreachableError):
+        await chain.find_cosigned(sought(), proof_height=800)
+    # Nothing wrong is remembered.
+    node.answers["getTransaction"] = whole
+    statuses, node.statuses = node.statuses, {}
+    with pytest.raises(ChainUnreachableError):
+        await chain.find_cosigned(sought(), proof_height=800)
+    node.statuses = statuses
+    assert await chain.find_cosigned(sought(), proof_height=800) is not None
+    # One of a version that is not supported is no payment of ours.
+    node.answers["getTransaction"] = lambda *_: in_base64(b"\x01" * 90, version=1)
+    assert await rpc_chain(node).find_cosigned(sought(), proof_height=800) is None
 
 
 async def test_a_reversible_transaction_hides_no_later_payment() -> None:
@@ -359,64 +392,6 @@ async def test_a_reversible_transaction_hides_no_later_payment() -> None:
 
     assert status is not None
     assert status.chain_signature == name_of(LANDED)
-
-
-async def test_a_listed_transaction_that_the_node_lacks_proves_nothing() -> None:
-    node = Ledger(ANCHOR, NEWER[0])
-    node.answers["getTransaction"] = lambda signature, options: None
-    chain = rpc_chain(node)
-
-    assert await chain.find_cosigned(sought()) is None
-    with pytest.raises(ChainUnreachableError):
-        await chain.find_cosigned(sought(), proof_height=800)
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        {"transaction": [base64.b64encode(bytes(LANDED)[:-9]).decode(), "base64"], "version": 0},
-        {"transaction": [base64.b64encode(bytes(LANDED)[:-9]).decode(), "base64"]},
-        {"transaction": ["?", "base64"], "version": 0},
-        {"transaction": [base64.b64encode(bytes(NEWER[0])).decode(), "base64"], "version": 0},
-        {"transaction": [], "version": 0},
-        {},
-    ],
-    ids=[
-        "truncated",
-        "truncated, no version",
-        "no base64",
-        "another transaction",
-        "nothing",
-        "no transaction",
-    ],
-)
-async def test_a_malformed_transaction_proves_nothing(reply: dict[str, Any]) -> None:
-    node = Ledger(ANCHOR, LANDED)
-    whole, node.answers["getTransaction"] = node.answers["getTransaction"], lambda *_: reply
-    chain = rpc_chain(node)
-
-    with pytest.raises(ChainUnreachableError):
-        await chain.find_cosigned(sought(), proof_height=800)
-    # Nothing wrong is remembered.
-    node.answers["getTransaction"] = whole
-    assert await chain.find_cosigned(sought(), proof_height=800) is not None
-
-
-async def test_a_transaction_of_an_unsupported_version_is_not_the_payment() -> None:
-    node = Ledger(ANCHOR, NEWER[0])
-    node.answers["getTransaction"] = lambda *_: {
-        "transaction": [base64.b64encode(b"\x01" * 90).decode(), "base64"],
-        "version": 1,
-    }
-    assert await rpc_chain(node).find_cosigned(sought(), proof_height=800) is None
-
-
-async def test_a_listed_transaction_without_a_status_proves_nothing() -> None:
-    node = Ledger(ANCHOR, LANDED)
-    node.statuses.clear()
-
-    with pytest.raises(ChainUnreachableError):
-        await rpc_chain(node).find_cosigned(sought(), proof_height=800)
 
 
 # --- Where a search ends

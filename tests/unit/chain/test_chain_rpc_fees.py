@@ -8,7 +8,6 @@ from attrs import evolve
 from rpc_node import CUSTODY, SENDER, SIGNED, TOKEN_ACCOUNT, USDC, FakeNode, rpc_chain
 from solders.transaction import Transaction, VersionedTransaction
 
-from agentpay_server import RpcSettings
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import shape_of
 from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM
@@ -31,16 +30,6 @@ def transfer(blockhash: Blockhash, memo: str = "txn_1") -> SignedTransaction:
         recipient=SENDER,
         amount_micro=5,
         memo=memo,
-    )
-
-
-def provision(blockhash: Blockhash) -> SignedTransaction:
-    return transactions.provision_accounts(
-        CUSTODY,
-        blockhash,
-        usdc_mint=USDC,
-        present_lamports={1: 0},
-        rent_exempt_lamports=890_880,
     )
 
 
@@ -73,38 +62,26 @@ async def test_a_transaction_shape_is_simulated_once_and_the_limit_reused() -> N
     assert node.calls["sendTransaction"] == 3
 
 
-async def test_without_a_price_there_is_no_simulation_and_no_compute_budget() -> None:
-    node = FakeNode()
-    chain = rpc_chain(node)
-    assert said(await sent(chain)) is None
-    assert node.calls["simulateTransaction"] == 0
-
-
-async def test_a_memo_of_another_length_is_a_separate_shape() -> None:
+async def test_other_shapes_have_limits_of_their_own() -> None:
     node = FakeNode()
     chain = rpc_chain(node, priority_fee_micro_lamports=7)
     await sent(chain)
-    assert said(await sent(chain, "m" * 300)) == (60_000, 7)
-    assert said(await sent(chain, "n" * 300)) == (2_060, 7)
-    assert node.calls["simulateTransaction"] == 2
-
-
-async def test_a_learned_limit_never_exceeds_the_configured_one() -> None:
-    node = FakeNode()
-    chain = rpc_chain(node, priority_fee_micro_lamports=7, compute_unit_limit=1_400)
-    await sent(chain)
-    assert said(await sent(chain)) == (1_400, 7)
-
-
-async def test_provisioning_keeps_the_configured_limit() -> None:
-    # How long its address is searched for depends on its owner.
-    node = FakeNode()
-    chain = rpc_chain(node, priority_fee_micro_lamports=7)
-    for _ in range(2):
-        signed = provision(await chain.latest_blockhash())
-        await chain.send(signed.raw)
-        assert said(signed) == (60_000, 7)
-    assert node.calls["simulateTransaction"] == 0
+    assert [said(await sent(chain, memo * 300)) for memo in "mn"] == [(60_000, 7), (2_060, 7)]
+    # A learned limit never exceeds the configured one.
+    low = rpc_chain(FakeNode(), priority_fee_micro_lamports=7, compute_unit_limit=1_400)
+    assert [said(await sent(low)) for _ in range(2)] == [(1_400, 7)] * 2
+    # Nothing is simulated without a price, nor for accounts, whose addresses are searched for.
+    for node, settings, limit in (
+        (FakeNode(), {}, None),
+        (FakeNode(), {"priority_fee_micro_lamports": 7}, 60_000),
+    ):
+        chain = rpc_chain(node, **settings)
+        blockhash = await chain.latest_blockhash()
+        signed = transfer(blockhash) if limit is None else provision(blockhash)
+        for _ in range(2):
+            await chain.send(signed.raw)
+        assert said(signed) == (None if limit is None else (limit, 7))
+        assert node.calls["simulateTransaction"] == 0
 
 
 @pytest.mark.parametrize(
@@ -113,28 +90,23 @@ async def test_provisioning_keeps_the_configured_limit() -> None:
         {"err": {"InstructionError": [0, {"Custom": 1}]}, "unitsConsumed": 10},
         {"err": None, "unitsConsumed": 0},
         {"err": None},
+        None,
     ],
 )
 async def test_a_failed_simulation_changes_no_limit_and_is_not_repeated_at_once(told: Any) -> None:
     node = FakeNode()
-    node.answers["simulateTransaction"] = lambda *params: {"value": told}
+
+    def simulate(*_: Any) -> Any:
+        if told is None:
+            raise ChainUnreachableError("scripted")
+        return {"value": told}
+
+    node.answers["simulateTransaction"] = simulate
     chain = rpc_chain(node, priority_fee_micro_lamports=7)
     await sent(chain)
     assert said(await sent(chain)) == (60_000, 7)
     assert node.calls["simulateTransaction"] == 1
     assert node.calls["sendTransaction"] == 2
-
-
-async def test_a_transaction_is_sent_although_its_simulation_is_refused() -> None:
-    node = FakeNode()
-
-    def refuse(*_: Any) -> Any:
-        raise ChainUnreachableError("scripted")
-
-    node.answers["simulateTransaction"] = refuse
-    chain = rpc_chain(node, priority_fee_micro_lamports=7)
-    await sent(chain)
-    assert node.calls["sendTransaction"] == 1
 
 
 async def test_a_shape_is_simulated_again_periodically_and_keeps_the_higher_limit(
@@ -190,12 +162,14 @@ async def settled_price(chain: RpcChain) -> int | None:
     return None if budget is None else budget.unit_price_micro_lamports
 
 
-def paying(*prices: int) -> FakeNode:
+def telling(told: Any) -> FakeNode:
     node = FakeNode()
-    node.answers["getRecentPrioritizationFees"] = lambda: [
-        {"slot": slot, "prioritizationFee": price} for slot, price in enumerate(prices)
-    ]
+    node.answers["getRecentPrioritizationFees"] = lambda: told
     return node
+
+
+def paying(*prices: int) -> FakeNode:
+    return telling([{"slot": slot, "prioritizationFee": price} for slot, price in enumerate(prices)])
 
 
 @pytest.mark.parametrize(
@@ -207,7 +181,10 @@ async def test_the_price_follows_recent_fees_within_its_bounds(prices: tuple[int
     assert await settled_price(chain) == offered
 
 
-async def test_no_price_is_offered_while_recent_fees_are_zero() -> None:
+async def test_without_recent_fees_the_least_is_offered() -> None:
+    for told in (None, [{}], [{"prioritizationFee": -1}], [{"prioritizationFee": "7"}], {}):
+        limits = {"priority_fee_micro_lamports": 10, "priority_fee_cap_micro_lamports": 500}
+        assert await settled_price(rpc_chain(telling(told), **limits)) == 10
     assert await settled_price(rpc_chain(paying(0), priority_fee_cap_micro_lamports=500)) is None
 
 
@@ -222,24 +199,19 @@ async def test_the_price_is_read_in_the_background_and_cached() -> None:
     await chain.close()
 
 
-@pytest.mark.parametrize("told", [None, [{}], [{"prioritizationFee": -1}], [{"prioritizationFee": "7"}], {}])
-async def test_an_invalid_price_is_ignored(told: Any) -> None:
-    node = FakeNode()
-    node.answers["getRecentPrioritizationFees"] = lambda: told
-    chain = rpc_chain(node, priority_fee_micro_lamports=10, priority_fee_cap_micro_lamports=500)
-    assert await settled_price(chain) == 10
-
-
-def test_a_cap_below_the_fee_is_refused() -> None:
-    with pytest.raises(ValueError, match="cap"):
-        RpcSettings(
-            url="http://node.example", priority_fee_micro_lamports=2, priority_fee_cap_micro_lamports=1
-        )
-
-
 def test_a_priority_fee_counts() -> None:
     blockhash = Blockhash(value="hash", last_valid_block_height=1)
     assert transfer_fee(blockhash) == 10_000
     budget = ComputeBudget(unit_limit=60_000, unit_price_micro_lamports=1_001)
     dearer = Blockhash(value="hash", last_valid_block_height=1, compute_budget=budget)
     assert transfer_fee(dearer) == 10_000 + 61
+
+
+def provision(blockhash: Blockhash) -> SignedTransaction:
+    return transactions.provision_accounts(
+        CUSTODY,
+        blockhash,
+        usdc_mint=USDC,
+        present_lamports={1: 0},
+        rent_exempt_lamports=890_880,
+    )

@@ -1,6 +1,5 @@
 """The learned time until transactions land, against clusters that land them after a fixed or random time."""
 
-import random
 from collections.abc import Callable
 
 import pytest
@@ -46,14 +45,6 @@ def test_a_change_of_the_cluster_is_learned() -> None:
     assert faster[-1] == pytest.approx(0.2, rel=0.3)
 
 
-def test_most_random_landings_are_seen_at_the_first_check() -> None:
-    chance = random.Random(1)
-    times = LandingTime()
-    checks_of(times, lambda: chance.uniform(0.4, 1.2), count=500)
-    assert times.seconds is not None
-    assert 0.7 <= times.seconds <= 1.2
-
-
 @pytest.mark.parametrize(("seconds", "learned"), [(0.0, 0.05), (60.0, 2.0)])
 def test_the_time_is_bounded_whatever_a_node_reports(seconds: float, learned: float) -> None:
     times = LandingTime()
@@ -67,10 +58,3 @@ def test_nothing_is_learned_from_few_landings_or_foreign_ones() -> None:
     for number in range(100):
         times.note_landed(f"foreign {number}", 1.0)
     assert times.seconds is None
-
-
-def test_transactions_that_never_land_are_forgotten() -> None:
-    times = LandingTime()
-    for number in range(10_000):
-        times.note_sent(str(number), float(number), 0.4)
-    assert len(times._sent) == 4_096

@@ -37,16 +37,36 @@ async def turn() -> None:
 # --- A recent value
 
 
-async def test_concurrent_callers_share_one_request() -> None:
+async def test_a_recent_value_is_shared_until_it_expires_or_is_forgotten() -> None:
     source = Source()
     recent = Recent(source, 60)
     assert await asyncio.gather(*(recent.get() for _ in range(10))) == [1] * 10
     assert await recent.get() == 1
+    recent.forget()
+    assert await recent.get() == 2
+    old = Recent(Source(), 0)
+    assert [await old.get(), await old.get()] == [1, 2]
 
 
-async def test_an_expired_value_is_requested_again() -> None:
-    recent = Recent(Source(), 0)
-    assert [await recent.get(), await recent.get()] == [1, 2]
+async def test_one_caller_leaves_without_the_others_and_a_close_fails_all() -> None:
+    source, statuses = Source(), Statuses()
+    recent, poller = Recent(source, 60), Poller(statuses, 0, most=MAX_SIGNATURES)
+    for gate, ask in ((statuses.gate, lambda: poller.answer("s")), (source.gate, recent.get)):
+        gate.clear()
+        impatient, patient = (asyncio.create_task(ask()) for _ in range(2))
+        await turn()
+        impatient.cancel()
+        await turn()
+        assert (impatient.cancelled(), patient.done()) == (True, False)
+        gate.set()
+        assert await patient == 1
+    source.gate.clear()
+    recent.forget()
+    waiting = asyncio.create_task(recent.get())
+    await turn()
+    recent.close()
+    with pytest.raises(ChainUnreachableError, match="stops"):
+        await waiting
 
 
 async def test_the_age_of_a_value_counts_from_its_request() -> None:
@@ -57,13 +77,6 @@ async def test_the_age_of_a_value_counts_from_its_request() -> None:
     await asyncio.sleep(0.1)
     source.gate.set()
     assert await first == 1
-    assert await recent.get() == 2
-
-
-async def test_a_forgotten_value_is_requested_again() -> None:
-    recent = Recent(Source(), 60)
-    await recent.get()
-    recent.forget()
     assert await recent.get() == 2
 
 
@@ -93,30 +106,6 @@ async def test_an_error_reaches_all_callers_and_is_not_cached() -> None:
     assert await recent.get() == 2
 
 
-async def test_cancelling_one_caller_does_not_disturb_others() -> None:
-    source = Source()
-    source.gate.clear()
-    recent = Recent(source, 60)
-    impatient, patient = asyncio.create_task(recent.get()), asyncio.create_task(recent.get())
-    await turn()
-    impatient.cancel()
-    await turn()
-    assert impatient.cancelled()
-    source.gate.set()
-    assert await patient == 1
-
-
-async def test_closing_fails_waiting_callers() -> None:
-    source = Source()
-    source.gate.clear()
-    recent = Recent(source, 60)
-    waiting = asyncio.create_task(recent.get())
-    await turn()
-    recent.close()
-    with pytest.raises(ChainUnreachableError, match="stops"):
-        await waiting
-
-
 # --- Statuses
 
 
@@ -138,25 +127,13 @@ class Statuses:
         return [number] * len(signatures)
 
 
-async def test_waiting_signatures_share_one_request() -> None:
-    statuses = Statuses()
-    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
-    asked = [f"s{n}" for n in range(200)]
-    assert await asyncio.gather(*(poller.answer(signature) for signature in asked)) == [1] * 200
-    assert statuses.questions == [asked]
-
-
-async def test_concurrent_callers_of_one_signature_share_its_entry() -> None:
-    statuses = Statuses()
-    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
-    assert await asyncio.gather(poller.answer("s"), poller.answer("s")) == [1, 1]
-    assert statuses.questions == [["s"]]
-
-
 async def test_a_request_holds_at_most_the_allowed_signatures() -> None:
     statuses = Statuses()
     poller = Poller(statuses, 0, most=MAX_SIGNATURES)
-    await asyncio.gather(*(poller.answer(f"s{n}") for n in range(2 * MAX_SIGNATURES + 1)))
+    asked = [f"s{n}" for n in range(2 * MAX_SIGNATURES + 1)]
+    found = await asyncio.gather(*(poller.answer(each) for each in [*asked, asked[0]]))
+    assert found == [1] * MAX_SIGNATURES + [2] * MAX_SIGNATURES + [3, 1]
+    assert statuses.questions[0] == asked[:MAX_SIGNATURES]
     assert [len(question) for question in statuses.questions] == [MAX_SIGNATURES, MAX_SIGNATURES, 1]
 
 
@@ -173,18 +150,6 @@ async def test_a_caller_during_a_request_joins_the_next_one() -> None:
     assert len(statuses.questions) == 1  # One at a time.
     statuses.gate.set()
     assert (await first, await second) == (1, 2)
-
-
-@pytest.mark.parametrize("turns", range(12))
-async def test_a_caller_arriving_as_the_last_request_ends_is_served(turns: int) -> None:
-    statuses = Statuses()
-    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
-    first = asyncio.create_task(poller.answer("first"))
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    async with asyncio.timeout(120):
-        await poller.answer("late")
-        await first
 
 
 async def test_requests_keep_the_configured_interval() -> None:
@@ -206,19 +171,6 @@ async def test_a_fault_reaches_all_waiting_callers_and_no_later_one(fault: Excep
     assert told == [fault, fault]
     statuses.fault = None
     assert await poller.answer("a") == 2
-
-
-async def test_cancelling_one_waiter_does_not_disturb_others() -> None:
-    statuses = Statuses()
-    statuses.gate.clear()
-    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
-    impatient, patient = (asyncio.create_task(poller.answer("s")) for _ in range(2))
-    await turn()
-    impatient.cancel()
-    await turn()
-    statuses.gate.set()
-    assert await patient == 1
-    assert impatient.cancelled()
 
 
 async def test_closing_fails_active_and_queued_callers() -> None:

@@ -116,25 +116,6 @@ async def test_a_notice_ends_one_wait_only() -> None:
         assert await waits_in_full(notices, "a")
 
 
-async def test_a_notice_may_arrive_before_its_subscription_id() -> None:
-    async with listening() as (websocket, notices):
-        websocket.is_hasty = True
-        async with asyncio.timeout(120):
-            await asyncio.gather(*(notices.wait(signature, 60) for signature in ("a", "b", "c")))
-
-
-async def test_a_websocket_that_blocks_on_send_delays_no_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with listening() as (_, notices):
-
-        async def never(*_: object) -> None:
-            await asyncio.Event().wait()
-
-        assert notices._connected is not None
-        monkeypatch.setattr(notices._connected.connection, "send", never)
-        async with asyncio.timeout(120):
-            await notices.expect("a")
-
-
 async def test_a_signature_is_subscribed_once_per_connection() -> None:
     async with listening() as (websocket, notices):
         await notices.wait("a", 0.05)

@@ -93,11 +93,6 @@ def test_a_voucher_and_its_signature() -> None:
     )
 
 
-def test_the_event_authority() -> None:
-    found, _ = Pubkey.find_program_address([b"event_authority"], codecs.PROGRAM)
-    assert found == codecs.EVENT_AUTHORITY
-
-
 def test_the_instruction_that_verifies_a_voucher() -> None:
     signature = SIGNER.sign_message(VOUCHER.message())
     step = codecs.verify_voucher(VOUCHER, SIGNER.pubkey(), signature)
@@ -254,8 +249,3 @@ def test_all_distributions_of_a_channel_pay_its_deposit(
         total += moved.payee_micro + sum(moved.recipients_micro) + moved.refund_micro + moved.treasury_micro
         paid = settled
     assert total == deposit
-
-
-def test_a_withdrawn_refund_is_not_paid_again() -> None:
-    moved = channel_steps.payouts(deposit_micro=100, settled_micro=30, is_withdrawn=True)
-    assert (moved.payee_micro, moved.refund_micro, moved.treasury_micro) == (30, 0, 0)

@@ -1,8 +1,6 @@
 """The payment-channel program on the embedded chain: what it moves, and that it agrees with its model."""
 
 import itertools
-import sys
-from pathlib import Path
 
 import channel_steps
 import pytest
@@ -20,22 +18,12 @@ from solders.transaction_metadata import TransactionMetadata
 
 from agentpay_server.chain import instructions
 from agentpay_server.chain.channels import codecs
-from agentpay_server.chain.channels.codecs import (
-    ChannelAccount,
-    OnchainStatus,
-    OnchainTerms,
-    Share,
-    Voucher,
-)
+from agentpay_server.chain.channels.codecs import ChannelAccount, OnchainStatus, OnchainTerms, Share, Voucher
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.embedded import virtual_machine
 from agentpay_server.chain.embedded.blocks import BLOCK_US
 from agentpay_server.chain.embedded.persistence import MemoryLedger
 from agentpay_server.chain.embedded.virtual_machine import built_program, new_machine
-
-ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "scripts"))
-
 
 PAYER, PAYEE, SIGNER, LENDER, THIRD = (Keypair.from_seed(bytes([seed] * 32)) for seed in range(1, 6))
 KEYPAIRS = {pair.pubkey(): pair for pair in (PAYER, PAYEE, SIGNER, LENDER, THIRD)}

@@ -10,7 +10,7 @@ from sqlalchemy import func, insert, select
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.runner import DatabaseClosedError
 from agentpay_server.database.sqlite import MemoryDatabase
-from agentpay_server.database.tables import OperatorRecord, metadata, operators
+from agentpay_server.database.tables import OperatorRecord, operators
 from agentpay_server.operators import store as keys
 
 pytestmark = pytest.mark.anyio
@@ -37,21 +37,6 @@ def add(connection, name, error=None):
     return count(connection)
 
 
-async def test_a_new_database_has_empty_tables(database):
-    def empty(connection):
-        return [
-            connection.execute(select(func.count()).select_from(t)).scalar_one()
-            for t in metadata.sorted_tables
-        ]
-
-    assert set(await database.read(empty)) == {0}
-
-
-async def test_a_unit_returns_its_result_after_the_commit(database):
-    assert await database.run(add, "a") == 1
-    assert await database.read(count) == 1
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -73,17 +58,6 @@ async def test_any_exception_rolls_the_unit_back(database, error):
     assert raised.value is error
     assert await database.read(count) == 0
     assert await database.run(add, "a") == 1, "the next unit begins a new transaction"
-
-
-async def test_a_conflict_rolls_back_the_earlier_statements_of_its_unit(database):
-    def twice(connection):
-        add(connection, "a")
-        add(connection, "a")
-
-    with pytest.raises(ConstraintError):
-        await database.run(twice)
-
-    assert await database.read(count) == 0
 
 
 async def test_a_conflict_among_many_rows_rolls_all_back(database):
@@ -113,30 +87,6 @@ async def test_a_nested_unit_is_refused(database):
         await database.run(nested)
 
     assert await database.read(count) == 0
-
-
-async def test_concurrent_units_run_one_after_the_other(database):
-    counts = await asyncio.gather(*(database.run(add, f"o{number}") for number in range(50)))
-
-    assert sorted(counts) == list(range(1, 51))
-
-
-async def test_a_read_sees_only_committed_units(database):
-    with pytest.raises(ValueError):
-        await database.run(add, "a", ValueError())
-    await database.run(add, "b")
-
-    assert await database.read(count) == 1
-
-
-async def test_two_databases_share_nothing(database):
-    other = MemoryDatabase()
-
-    await database.run(add, "a")
-
-    assert await other.read(count) == 0
-    assert await other.run(add, "a") == 1
-    await other.close()
 
 
 async def test_use_from_another_thread_is_refused(database):

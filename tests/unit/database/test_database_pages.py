@@ -60,17 +60,6 @@ def test_a_cursor_with_one_changed_character_is_refused(seq, data):
     assert refused(ACCOUNTS, cursor[:at] + wrong + cursor[at + 1 :])
 
 
-@pytest.mark.parametrize(
-    "change", [lambda c: c + "=", lambda c: c + "==", lambda c: c + "A", lambda c: " " + c, lambda c: c[:-1]]
-)
-def test_another_spelling_of_a_cursor_is_refused(change):
-    assert refused(ACCOUNTS, change(cursor_of(ACCOUNTS, 7)))
-
-
-def test_the_empty_cursor_is_the_first_page():
-    assert ACCOUNTS.before("") > 2**62
-
-
 @given(st.integers(0, 30), st.integers(1, 30))
 def test_a_page_holds_at_most_its_limit_and_has_more_if_rows_remain(count, limit):
     rows = list(range(count, 0, -1))

@@ -120,14 +120,6 @@ def both(filled):
     made.close()
 
 
-def test_the_statements_of_every_store_module_are_tested():
-    modules = {name.partition("._")[0] for name in STATEMENTS}
-
-    assert modules >= {"ledger.accounts", "ledger.audit", "ledger.spending"}
-    assert modules >= {"ledger.deliveries", "ledger.outbox", "operators.store", "transfers.store"}
-    assert len(STATEMENTS) > 50
-
-
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_a_statement_behaves_as_with_sqlalchemy(both, name):
     statement = STATEMENTS[name]
@@ -175,24 +167,11 @@ def test_parameters_that_do_not_fit_are_errors(both):
             columns = columns_of(statement) or []
             misfits.append([dict.fromkeys(columns, 1), dict.fromkeys(columns[1:], 1)])
         else:
-            misfits += [{other: 1 for other in whole if other != missing} for missing in whole]
+            # One is enough: each set of names is compiled anew.
+            misfits += [{other: 1 for other in whole if other != missing} for missing in list(whole)[-1:]]
         for parameters in misfits:
             with naming(name), pytest.raises(KeyError):
                 both.by_us(statement, parameters)
-
-
-def test_booleans_are_returned_as_booleans(both):
-    (outcome, _) = both.by_us(STATEMENTS["ledger.accounts.ACCOUNTS[get]"], {"of_account_id": "v1"})
-
-    assert [type(value) for row in outcome for value in row].count(bool) == 1
-
-
-def test_every_statement_compiles_for_postgresql():
-    dialect = postgresql.dialect()
-    for name, statement in STATEMENTS.items():
-        with naming(name):
-            text = str(statement.compile(dialect=dialect, column_keys=columns_of(statement)))
-            assert text.startswith(("SELECT", "INSERT", "UPDATE", "DELETE", "WITH"))
 
 
 @pytest.mark.parametrize("name", ["ledger.deliveries._OLDEST", "ledger.deliveries._FAIR"])
@@ -238,14 +217,6 @@ def test_only_allowed_statements_scan_a_whole_table(filled):
         if any(re.match(r"SCAN (?!anon_|\(subquery|CONSTANT ROW)", step) for step in plan)
     }
     assert scans.keys() == MAY_SCAN.keys(), scans
-
-
-def test_a_fair_claim_scans_webhooks_and_finds_deliveries_by_index(filled):
-    plan = plan_of(filled, "ledger.deliveries._FAIR")
-
-    assert [step for step in plan if re.match(r"SCAN (?!anon_|\(subquery)", step)] == [
-        "SCAN webhooks USING INDEX ix_webhooks_operator"
-    ]
 
 
 @pytest.mark.parametrize(
@@ -324,44 +295,6 @@ def connection():
     driver.close()
 
 
-def rows_of(connection, before):
-    values = {"operator_id": "v0", "before": before, "count": 100}
-    return connection.execute(STATEMENTS["ledger.audit.PAGES[()]"], values)
-
-
-def test_one_row_is_returned_and_none_is_none(connection):
-    assert rows_of(connection, 2).one_or_none()[0] == 1
-    assert rows_of(connection, 1).one_or_none() is None
-    assert rows_of(connection, 2).scalar_one() == 1
-    assert rows_of(connection, 1).scalar_one_or_none() is None
-
-
-def test_several_rows_are_refused_where_one_is_expected(connection):
-    for method in ("one_or_none", "scalar_one", "scalar_one_or_none"):
-        with pytest.raises(ValueError, match="more than one"):
-            getattr(rows_of(connection, 100), method)()
-
-
-def test_no_row_is_refused_where_one_is_expected(connection):
-    with pytest.raises(ValueError, match="no row"):
-        rows_of(connection, 1).scalar_one()
-
-
-def test_scalars_returns_the_first_columns(connection):
-    assert (
-        list(rows_of(connection, 100).scalars()) == [row[0] for row in rows_of(connection, 100)] == [7, 4, 1]
-    )
-
-
-def test_a_conflict_keeps_its_cause(connection):
-    row = dict.fromkeys(columns_of(STATEMENTS["operators.store.OPERATORS[insert]"]) or [], "v1")
-
-    with pytest.raises(ConstraintError) as raised:
-        connection.execute(STATEMENTS["operators.store.OPERATORS[insert]"], row)
-
-    assert isinstance(raised.value.__cause__, sqlite3.IntegrityError)
-
-
 @given(st.integers())
 def test_amounts_are_exact_to_64_bits_and_refused_beyond(number):
     driver = filled_database()
@@ -371,3 +304,18 @@ def test_amounts_are_exact_to_64_bits_and_refused_beyond(number):
                 post(SqliteConnection(driver), Posting(account_id="v1", credit=number), 0)
     finally:
         driver.close()
+
+
+def test_a_result_gives_as_many_rows_as_are_asked_for(connection):
+    def rows(before):
+        values = {"operator_id": "v0", "before": before, "count": 100}
+        return connection.execute(STATEMENTS["ledger.audit.PAGES[()]"], values)
+
+    assert (rows(2).one_or_none()[0], rows(2).scalar_one(), rows(2).scalar_one_or_none()) == (1, 1, 1)
+    assert (rows(1).one_or_none(), rows(1).scalar_one_or_none()) == (None, None)
+    assert list(rows(100).scalars()) == [row[0] for row in rows(100)] == [7, 4, 1]
+    for method in ("one_or_none", "scalar_one", "scalar_one_or_none"):
+        with pytest.raises(ValueError, match="more than one"):
+            getattr(rows(100), method)()
+    with pytest.raises(ValueError, match="no row"):
+        rows(1).scalar_one()

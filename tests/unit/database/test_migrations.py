@@ -1,7 +1,6 @@
 """Migrations: which databases a start creates, upgrades and refuses, on both engines."""
 
 import asyncio
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import StaticPool, create_engine, insert, inspect, text
 
 from agentpay_server.database.file import FileDatabase
-from agentpay_server.database.runner import MissingExtraError, NewerSchemaError, OlderSchemaError
+from agentpay_server.database.runner import NewerSchemaError, OlderSchemaError
 from agentpay_server.database.tables import metadata, server_state
 from agentpay_server.plugins import migrations
 from agentpay_server.plugins.migrations import HEAD, THIS_RELEASE, SchemaRelease, upgrade
@@ -54,26 +53,6 @@ def differences(connection):
     return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
 
 
-async def test_partial_indexes_have_their_conditions(bare):
-    await upgrade(bare)
-    declared = {
-        index.name
-        for table in metadata.tables.values()
-        for index in table.indexes
-        if index.dialect_options["sqlite"]["where"] is not None
-    }
-    is_postgres = isinstance(bare, PostgresDatabase)
-    found = (
-        "SELECT indexname FROM pg_indexes WHERE schemaname = current_schema() AND indexdef LIKE '% WHERE %'"
-        if is_postgres
-        else "SELECT name FROM sqlite_master WHERE type = 'index' AND sql LIKE '% WHERE %'"
-    )
-    assert (
-        await on_connection(bare, lambda connection: set(connection.execute(text(found)).scalars()))
-        == declared
-    )
-
-
 async def test_a_new_database_needs_no_alembic(bare, monkeypatch):
     monkeypatch.setitem(sys.modules, "alembic", None)
     monkeypatch.delitem(sys.modules, "agentpay_server.plugins.migrations.running", raising=False)
@@ -83,25 +62,7 @@ async def test_a_new_database_needs_no_alembic(bare, monkeypatch):
     assert await on_connection(bare, differences) == []
 
 
-async def test_an_upgrade_without_alembic_names_the_extra(bare, monkeypatch, tmp_path):
-    await upgrade(bare)
-    monkeypatch.setitem(sys.modules, "alembic", None)
-    monkeypatch.delitem(sys.modules, "agentpay_server.plugins.migrations.running", raising=False)
-    monkeypatch.delattr(migrations, "running", raising=False)
-    with pytest.raises(MissingExtraError, match=r"^upgrading the database needs alembic, .*: .*\[ops\]"):
-        await upgrade(bare, release=next_release(tmp_path / "next"))
-    assert await version_of(bare) == HEAD
-
-
 # --- Starts -----------------------------------------------------------------------------------------------
-
-
-async def test_stored_rows_survive_a_second_upgrade(bare):
-    await upgrade(bare)
-    await store_a_row(bare)
-    await upgrade(bare)
-
-    assert await stored(bare) == [("a", b"1")]
 
 
 async def version_of(database):
@@ -126,17 +87,6 @@ async def test_a_schema_from_before_the_first_migration_is_refused_unchanged(bar
         await upgrade(bare)
     assert version in str(refusal.value)
     assert "start with an empty data directory or database" in str(refusal.value)
-    assert await on_connection(bare, differences) == []
-
-
-async def test_a_newer_schema_is_refused_unchanged(bare):
-    await upgrade(bare)
-    await set_version(bare, "9999")
-
-    with pytest.raises(NewerSchemaError, match="newer version of agentpay-server") as refusal:
-        await upgrade(bare)
-    assert "9999" in str(refusal.value)
-    assert HEAD in str(refusal.value)
     assert await on_connection(bare, differences) == []
 
 
@@ -256,8 +206,21 @@ def test_head_is_the_newest_migration():
     assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
 
 
-def test_migrations_do_not_import_the_current_tables():
-    # A step that imported the tables would change with them.
-    for step in (Path(migrations.__file__).parent / "versions").glob("[0-9]*.py"):
-        assert "agentpay_server" not in step.read_text()
-        assert importlib.util.spec_from_file_location(step.stem, step) is not None
+async def test_partial_indexes_have_their_conditions(bare):
+    await upgrade(bare)
+    declared = {
+        index.name
+        for table in metadata.tables.values()
+        for index in table.indexes
+        if index.dialect_options["sqlite"]["where"] is not None
+    }
+    is_postgres = isinstance(bare, PostgresDatabase)
+    found = (
+        "SELECT indexname FROM pg_indexes WHERE schemaname = current_schema() AND indexdef LIKE '% WHERE %'"
+        if is_postgres
+        else "SELECT name FROM sqlite_master WHERE type = 'index' AND sql LIKE '% WHERE %'"
+    )
+    assert (
+        await on_connection(bare, lambda connection: set(connection.execute(text(found)).scalars()))
+        == declared
+    )

@@ -7,7 +7,6 @@ import tempfile
 import asyncpg
 import attrs
 import pytest
-import stores
 from postgres_rows import KILL_OTHERS, new_claim, put_account, until_waiting
 from sqlalchemy import bindparam, insert, make_url, select, text, update
 from sqlalchemy.util import await_only
@@ -15,12 +14,8 @@ from statements import STATEMENTS, columns_of, parameters_of
 
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.runner import DatabaseClosedError, DatabaseInUseError, DatabaseUnavailableError
-from agentpay_server.database.tables import EventRecord, PurchaseKind, WebhookRecord, counters
-from agentpay_server.ledger import accounts, deliveries, idempotency, outbox
-from agentpay_server.ledger.apply import Posting, post
-from agentpay_server.ledger.deliveries import LEASE_US
-from agentpay_server.ledger.idempotency import RequestedKey
-from agentpay_server.ledger.outbox import new_delivery
+from agentpay_server.database.tables import counters
+from agentpay_server.ledger import deliveries, idempotency
 from agentpay_server.plugins.postgres import database as postgres
 from agentpay_server.plugins.postgres.connections import _PREPARER, PreparedConnection, UndoneError
 from agentpay_server.plugins.postgres.database import POOL_SIZE, PostgresDatabase
@@ -50,49 +45,10 @@ def values(connection):
 
 
 @pytest.fixture
-async def url():
-    made = await stores.fresh_url()
-    yield made
-    stores.run.free.append(made)
-
-
-@pytest.fixture
 async def database(url):
     made = PostgresDatabase(url)
     yield made
     await made.close()
-
-
-@pytest.fixture
-async def holder(url):
-    """A connection in addition to those of the databases."""
-    made = await stores.connect(url)
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def other(url):
-    made = PostgresDatabase(url)
-    yield made
-    await made.close()
-
-
-async def test_a_failed_unit_is_rolled_back(database):
-    def unit(connection):
-        put(connection, "one")
-        raise LookupError("scripted")
-
-    with pytest.raises(LookupError, match="scripted"):
-        await database.run(unit)
-    assert await database.read(values) == {}
-
-
-async def test_a_constraint_violation_raises_conflict(database):
-    await database.run(put, "one")
-
-    with pytest.raises(ConstraintError):
-        await database.run(put, "one")
 
 
 async def test_a_read_of_several_statements_sees_one_snapshot(database, other, holder):
@@ -115,34 +71,6 @@ async def test_a_read_of_several_statements_sees_one_snapshot(database, other, h
     first, second = await database.read(twice)
     assert first == second == {"one": 0, "two": 0}
     assert await database.read(values) == {"one": 1, "two": 0}
-
-
-async def test_only_a_read_of_several_statements_opens_a_transaction(database, url):
-    await database.run(put, "one")
-    tries, sent = [], []
-
-    def once(connection):
-        tries.append("once")
-        return values(connection)
-
-    def twice(connection):
-        tries.append("twice")
-        return values(connection), values(connection)
-
-    async def executed(driver, statement):
-        sent.append(statement)
-        return await execute(driver, statement)
-
-    execute = asyncpg.Connection.execute
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asyncpg.Connection, "execute", executed)
-        for _ in range(2):
-            assert await database.read(once) == {"one": 0}
-        assert sent == []
-        for _ in range(2):
-            assert await database.read(twice) == ({"one": 0}, {"one": 0})
-    assert sent == ["BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "COMMIT"] * 2
-    assert tries == ["once"] * 2 + ["twice"] * 3
 
 
 async def test_a_unit_that_continues_after_a_rollback_raises_undone(database):
@@ -178,19 +106,6 @@ async def test_inserts_are_sent_as_one_statement_before_the_commit(database, mon
     assert await database.read(values) == {"a": 0, "b": 0, "c": 0}
 
 
-async def test_a_conflict_of_a_held_insert_undoes_the_unit(database):
-    def unit(connection):
-        put(connection, "one")
-        put_account(connection)
-        put(connection, "one")
-
-    with pytest.raises(ConstraintError):
-        await database.run(unit)
-
-    assert await database.read(values) == {}
-    await database.run(put, "one")
-
-
 async def test_held_inserts_are_sent_before_a_statement_that_names_their_table(database):
     def unit(connection):
         put(connection, "one")
@@ -203,35 +118,6 @@ async def test_held_inserts_are_sent_before_a_statement_that_names_their_table(d
 async def test_a_read_that_writes_is_refused(database):
     with pytest.raises(Exception, match="read-only transaction"):
         await database.read(put, "one")
-
-
-async def test_a_deadlocked_unit_is_retried(database, other, holder):
-    await database.run(put, "one", "two")
-    tries = []
-
-    def crossing(connection, first, second):
-        tries.append(first)
-        add(connection, first)
-        # Both hold their first row when they ask for the second.
-        connection.execute(text("SELECT pg_advisory_xact_lock_shared(88)"))
-        add(connection, second)
-
-    await holder.execute("SELECT pg_advisory_lock(88)")
-    racers = [
-        asyncio.ensure_future(database.run(crossing, "one", "two")),
-        asyncio.ensure_future(other.run(crossing, "two", "one")),
-    ]
-    waiting = (
-        "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database "
-        "WHERE locktype = 'advisory' AND NOT granted AND datname = current_database()"
-    )
-    while await holder.fetchval(waiting) < 2:
-        pass
-    await holder.execute("SELECT pg_advisory_unlock(88)")
-    await asyncio.gather(*racers)
-    assert await database.read(values) == {"one": 2, "two": 2}
-    # The aborted one may deadlock once more.
-    assert len(tries) >= 3
 
 
 async def test_a_cancelled_caller_leaves_no_transaction_open(database, other, holder):
@@ -247,22 +133,6 @@ async def test_a_cancelled_caller_leaves_no_transaction_open(database, other, ho
     # A unit that has begun runs to its commit, and closing waits for it.
     await database.close()
     assert await other.read(values) == {"one": 2}
-
-
-async def test_a_connection_lost_before_the_commit_is_replaced(database, other):
-    await database.run(put, "one")
-    await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
-
-    assert await database.run(add, "one") == 1
-
-
-async def test_all_lost_connections_are_replaced(database, other):
-    await database.run(put, "one")
-    await asyncio.gather(*(database.run(add, "one") for _ in range(40)))
-    await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
-
-    await asyncio.gather(*(database.run(add, "one") for _ in range(40)))
-    assert await database.read(values) == {"one": 80}
 
 
 async def test_a_unit_does_not_spend_its_retries_on_lost_pool_connections(database, monkeypatch):
@@ -345,13 +215,6 @@ async def test_an_unreachable_server_raises_database_unavailable(given, says):
     await database.close()
 
 
-async def test_a_database_that_does_not_exist_is_named(url):
-    database = PostgresDatabase(stores.url_of("nosuch"))
-    with pytest.raises(DatabaseUnavailableError, match="nosuch"):
-        await database.run(add, "one")
-    await database.close()
-
-
 @pytest.mark.parametrize("given", ["", "store.sqlite3", "sqlite:///store.sqlite3", "mysql://localhost/a"])
 def test_urls_of_other_databases_are_refused(given):
     with pytest.raises(ValueError, match="postgresql://"):
@@ -374,17 +237,6 @@ async def test_a_database_is_held_by_one_server_until_it_closes(database, other)
     await other.run(put, "not held back")
     await database.close()
     await other.hold_alone()
-
-
-async def test_hold_alone_waits_for_a_server_that_is_closing(database, other):
-    await database.hold_alone()
-    waiting = asyncio.ensure_future(other.hold_alone())
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    await database.close()
-
-    await waiting
-    await other.run(put, "held")
 
 
 async def test_a_server_that_loses_its_hold_stops_using_the_database(database, other):
@@ -461,25 +313,6 @@ async def test_a_hold_is_lost_when_the_network_drops_all_packets(url, other, mon
 LOCK_ONE = "BEGIN; UPDATE counters SET value = 7 WHERE name = 'one'"
 
 
-async def test_a_unit_running_when_the_hold_is_lost_is_not_committed(database, other, holder):
-    lost = asyncio.Event()
-    await database.run(put, "one")
-    await database.hold_alone(lost.set)
-    pid = database._holder.driver.get_server_pid()
-
-    await holder.execute(LOCK_ONE)
-    running = asyncio.ensure_future(database.run(add, "one"))
-    await until_waiting(holder, 1)
-    await holder.execute("SELECT pg_terminate_backend($1)", pid)
-    await lost.wait()
-    with pytest.raises(DatabaseUnavailableError):
-        await running
-    await other.hold_alone()
-    await holder.execute("ROLLBACK")
-    await until_waiting(holder, 0)
-    assert await other.run(add, "one") == 1
-
-
 async def test_closing_aborts_units_that_do_not_end(database, other, holder, monkeypatch):
     monkeypatch.setattr(postgres, "_LAST_UNITS_SECONDS", 0.05)
     await database.run(put, "one")
@@ -496,14 +329,6 @@ async def test_closing_aborts_units_that_do_not_end(database, other, holder, mon
     assert await other.run(add, "one") == 1
 
 
-async def test_a_closed_database_refuses_units(database):
-    await database.close()
-    await database.close()
-
-    with pytest.raises(DatabaseClosedError, match="closed"):
-        await database.run(put, "one")
-
-
 async def test_errors_do_not_show_parameters(database):
     await database.run(put, "one")
     with pytest.raises(ConstraintError) as conflict:
@@ -514,42 +339,6 @@ async def test_errors_do_not_show_parameters(database):
 
 
 # --- Two servers' databases over one PostgreSQL -------------------------------------------------------------
-
-
-async def test_racing_spends_are_serialized_by_the_account_lock(database, other):
-    await database.run(put_account)
-    limit = 10
-
-    def spend(connection):
-        source = accounts.ACCOUNTS.get(connection, "acct_1", lock=True)
-        if source.spent_total == limit:
-            return False
-        post(connection, Posting(account_id="acct_1", hold=1, spent=1), 1)
-        return True
-
-    spent = await asyncio.gather(*(store.run(spend) for _ in range(20) for store in (database, other)))
-    assert spent.count(True) == limit
-    left = await database.read(accounts.ACCOUNTS.get, "acct_1")
-    assert (left.spent_total, left.in_flight) == (limit, limit)
-
-
-async def test_one_of_racing_claims_of_an_idempotency_key_wins(database, other):
-    def claim(connection, number):
-        idempotency.CLAIMS.insert(connection, new_claim(number))
-
-    results = await asyncio.gather(
-        *(
-            store.run(claim, f"{number}")
-            for store, number in zip([database, other] * 10, range(20), strict=True)
-        ),
-        return_exceptions=True,
-    )
-    assert results.count(None) == 1
-    assert all(result is None or isinstance(result, ConstraintError) for result in results)
-    await database.run(put_account)
-    asked = RequestedKey(operator_id="op_1", account_id="acct_1", idempotency_key="key", by_operator=True)
-    held = await database.read(idempotency.find, asked, 0)
-    assert held.subject_of(PurchaseKind.TRANSFER) == f"txn_{results.index(None)}"
 
 
 @pytest.mark.parametrize("by_operator", [False, True])
@@ -569,21 +358,6 @@ async def test_racing_claims_for_many_accounts_give_operators_one_winner_and_age
     )
     assert results.count(None) == (1 if by_operator else 20)
     assert all(result is None or isinstance(result, ConstraintError) for result in results)
-
-
-@pytest.mark.parametrize("is_fair", [False, True])
-async def test_concurrent_claims_of_due_deliveries_never_overlap(database, other, is_fair):
-    await database.run(put_deliveries, 40)
-
-    def claim(connection):
-        found = deliveries.due(connection, 10, 10, 3, is_fair=is_fair)
-        for delivery in found:
-            deliveries.lease(connection, delivery.delivery_id, 10 + LEASE_US)
-        return [delivery.delivery_id for delivery in found]
-
-    claimed = await asyncio.gather(*(store.run(claim) for _ in range(40) for store in (database, other)))
-    everything = [delivery_id for some in claimed for delivery_id in some]
-    assert len(everything) == len(set(everything)) == (deliveries.OF_ONE_OPERATOR_AT_ONCE if is_fair else 40)
 
 
 async def test_postgresql_prepares_every_statement(database, holder):
@@ -619,45 +393,42 @@ async def test_a_fair_claim_finds_deliveries_by_the_webhook_index(database, hold
     assert "Index Cond: (seq = ANY (ARRAY(" in plan
 
 
-def put_deliveries(connection, count):
-    # Few to each endpoint, because an endpoint has only so many attempts at once.
-    for number in range(count):
-        webhook = WebhookRecord(
-            seq=0,
-            webhook_id=f"wh_{number}",
-            operator_id="op_1",
-            url="http://receiver",
-            events="[]",
-            account_ids="[]",
-            low_balance_threshold=None,
-            secret=b"sealed",
-            next_secret=None,
-            next_secret_us=None,
-            created_us=0,
-            deleted_us=None,
-        )
-        outbox.WEBHOOKS.insert(connection, webhook)
-    event = EventRecord(
-        seq=0,
-        event_id="evt_1",
-        operator_id="op_1",
-        account_id="acct_1",
-        type="transfer.settled",
-        body="{}",
-        created_us=0,
-        transfer_id=None,
-        session_id=None,
-    )
-    outbox.EVENTS.insert(connection, event)
-    rows = [
-        new_delivery(
-            delivery_id=f"dlv_{number}",
-            operator_id="op_1",
-            event_id="evt_1",
-            event_type="transfer.settled",
-            webhook_id=f"wh_{number}",
-            now_us=1,
-        )
-        for number in range(count)
-    ]
-    deliveries.DELIVERIES.insert(connection, *rows)
+async def test_a_conflict_of_a_held_insert_undoes_the_unit(database):
+    def unit(connection):
+        put(connection, "one")
+        put_account(connection)
+        put(connection, "one")
+
+    with pytest.raises(ConstraintError):
+        await database.run(unit)
+
+    assert await database.read(values) == {}
+    await database.run(put, "one")
+
+
+async def test_all_lost_connections_are_replaced(database, other):
+    await database.run(put, "one")
+    await asyncio.gather(*(database.run(add, "one") for _ in range(40)))
+    await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
+
+    await asyncio.gather(*(database.run(add, "one") for _ in range(40)))
+    assert await database.read(values) == {"one": 80}
+
+
+async def test_hold_alone_waits_for_a_server_that_is_closing(database, other):
+    await database.hold_alone()
+    waiting = asyncio.ensure_future(other.hold_alone())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await database.close()
+
+    await waiting
+    await other.run(put, "held")
+
+
+async def test_a_closed_database_refuses_units(database):
+    await database.close()
+    await database.close()
+
+    with pytest.raises(DatabaseClosedError, match="closed"):
+        await database.run(put, "one")

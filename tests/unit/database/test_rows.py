@@ -66,13 +66,6 @@ async def test_an_inserted_record_is_read_with_its_sequence_number(database):
         await database.read(KEYS.existing, "key_3")
 
 
-async def test_a_second_row_with_the_same_key_is_a_conflict(database):
-    await stored(database, KEY)
-
-    with pytest.raises(ConstraintError):
-        await database.run(KEYS.insert, evolve(KEY, digest="d2"))
-
-
 async def test_rows_inserted_together_get_their_sequence_numbers_in_order(database):
     keys = [evolve(KEY, key_id=f"key_{number}", digest=f"d{number}") for number in range(20)]
 
@@ -129,10 +122,6 @@ async def test_a_row_in_another_state_is_left_alone(database, conditions, given)
     assert await database.read(KEYS.existing, "key_1") == before
 
 
-async def test_a_missing_row_is_not_changed(database):
-    assert await database.run(KEYS.change, "key_1", name="two") is None
-
-
 @pytest.mark.parametrize("names", [{"nmae": "two"}, {"add": {"createdus": 1}}, {"given": {"other": 1}}])
 async def test_an_unknown_name_is_an_error(database, names):
     await stored(database, KEY)
@@ -162,20 +151,6 @@ async def test_a_page_has_the_filters_that_are_given(database):
     assert await database.read(PAGES, "op", before=records[4].seq, count=1) == [records[1]]
     assert await page(FEW, name="one") == [4, 2, 0]
     assert len(PAGES.statements()) == 4
-
-
-async def test_a_shape_is_built_once():
-    database = MemoryDatabase()
-    rows = Rows(KeyRecord, "key_id")
-
-    def changed(connection, name):
-        rows.change(connection, "key_1", IS_AGENT, name=name)
-        rows.get(connection, "key_1", lock=True)
-
-    for name in ("a", "b"):
-        await database.run(changed, name)
-    assert (len(rows._changes), len(rows._gets)) == (1, 1)
-    await database.close()
 
 
 async def test_a_removed_row_is_returned_once(database):

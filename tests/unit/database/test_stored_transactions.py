@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from solders.keypair import Keypair
 from solders.message import Message
 from solders.transaction import VersionedTransaction
-from sqlalchemy.dialects import sqlite
 
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.sqlite import MemoryDatabase
@@ -136,10 +135,3 @@ def test_the_bytes_of_a_failed_transaction_cannot_be_read() -> None:
     failed = run(stored(transaction()), store.fail, transaction(), 5, is_watched=True)
     with pytest.raises(ValueError, match="must not be sent"):
         _ = failed.signed
-
-
-def test_transactions_in_flight_are_read_by_index() -> None:
-    statement = store._ABANDONED.compile(dialect=sqlite.dialect())
-    values = [0] * len(statement.positiontup or ())
-    plan = stored()._driver.execute(f"EXPLAIN QUERY PLAN {statement}", values).fetchall()
-    assert "ix_chain_transactions_leased" in str(plan), plan
