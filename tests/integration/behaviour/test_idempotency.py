@@ -7,6 +7,7 @@ import asyncio
 import pickle
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -22,7 +23,7 @@ from agentpay.contract.accounts import Account
 from agentpay.contract.ext.sessions import Session
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.transfers import Transfer
-from agentpay.errors import AgentPayError, PolicyViolationError
+from agentpay.errors import AgentPayError, InsufficientBalanceError, PolicyViolationError
 from agentpay_server import AgentPayServer
 
 pytestmark = pytest.mark.unmeasured
@@ -75,7 +76,7 @@ def test_a_missing_null_and_empty_memo_are_the_same_request(
     http: httpx.Client, pair: Pair, first: Any
 ) -> None:
     answer = money.post(http, pair.order(memo=first))
-    assert answer.status_code == 200
+    assert (answer.status_code, answer.json()["memo"]) == (200, None)
     for again in (None, "", ...):
         assert money.post(http, pair.order(memo=again)).content == answer.content
 
@@ -448,6 +449,22 @@ class TestManyAtOnce:
         assert money.held(server, pair.payer.usdc_token_account) == 0
         assert money.held(server, pair.payee.usdc_token_account) == 101_000_000
         assert len(money.events(server)) == 400
+
+    def test_concurrent_duplicates_refused_for_balance_share_an_outcome_or_retry(
+        self, server: AgentPayServer, client: AgentPay, pair: Pair
+    ) -> None:
+        def pay(_: int) -> str:
+            with pytest.raises(InsufficientBalanceError) as refusal:
+                client.transfers.create(
+                    from_=pair.payer.account_id, to=pair.payee.account_id, amount=101, idempotency_key="k"
+                )
+            return refusal.value.transfer_id or ""
+
+        with ThreadPoolExecutor(16) as pool:
+            transfer_ids = set(pool.map(pay, range(64)))
+        # Requests that found none in progress made a separate attempt: each is stored, with one entry.
+        rejections = client.accounts.transactions(pair.payer.account_id, status="rejected", limit=100)
+        assert sorted(entry.transfer_id or "" for entry in rejections) == sorted(transfer_ids)
 
     @pytest.mark.anyio
     async def test_one_key_used_concurrently_for_two_accounts_pays_from_one(

@@ -12,7 +12,6 @@ from server_world import (
     UNKNOWN_ACCOUNT,
     UNKNOWN_KEY_ID,
     UNKNOWN_TRANSFER,
-    Funded,
     made_key,
     path_of,
     raw_client,
@@ -153,27 +152,6 @@ def test_transfers_of_other_accounts_are_404_like_unknown_ones(matrix):
 
 def test_the_table_lists_every_account_scoped_endpoint():
     assert {endpoint.name for endpoint in BOUND_ENDPOINTS if endpoint.scope is Scope.ACCOUNT} == ALLOWED
-
-
-def test_an_agent_reads_its_policy_in_its_account(server: AgentPayServer, client: AgentPay):
-    account = client.accounts.create(name="a")
-    client.policies.update(account.account_id, max_single_transfer=5)
-    agent = server.agent_client(account.account_id)
-
-    assert agent.accounts.get(account.account_id).policy.max_single_transfer == 5
-    with pytest.raises(PermissionDeniedError):
-        agent.policies.get(account.account_id)
-
-
-def test_an_agent_cannot_widen_its_own_policy(server: AgentPayServer, client: AgentPay):
-    account = client.accounts.create(name="a")
-    client.policies.pause(account.account_id)
-    agent = server.agent_client(account.account_id)
-
-    for attempt in (agent.policies.resume, agent.policies.replace):
-        with pytest.raises(PermissionDeniedError):
-            attempt(account.account_id)
-    assert client.accounts.get(account.account_id).status == "paused"
 
 
 # --- Making and revoking ----------------------------------------------------------------------------------
@@ -345,13 +323,3 @@ def test_a_malformed_key_is_refused_without_a_database_lookup(
     ):
         with raw_client(server, key) as http:
             refused(http.get("/v1/accounts"), "unauthorized")
-
-
-def test_an_agent_key_is_sufficient_to_pay(server: AgentPayServer, funded: Funded):
-    payer, payee = funded("5"), funded("0.1")
-
-    transfer = server.agent_client(payer.account_id).transfers.create(
-        from_=payer.account_id, to=payee.account_id, amount="1"
-    )
-
-    assert transfer.status == "settled"

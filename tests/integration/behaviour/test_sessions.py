@@ -408,23 +408,6 @@ def test_an_unknown_session_is_not_found(desk: Desk, session_id: str) -> None:
     assert desk.ask(account_id="none").status_code == 404
 
 
-def test_sessions_are_listed_newest_first_by_account_and_status(desk: Desk, funded: Funded) -> None:
-    other = funded("100", name="Other")
-    ids = [desk.open(idempotency_key=str(number), cap_usdc="1") for number in range(3)]
-    theirs = desk.open(account_id=other.account_id, idempotency_key="theirs")
-    desk.close(ids[1])
-
-    def listed(**query: Any) -> list[str]:
-        return [session.session_id for session in desk.server.sessions.list(**query)]
-
-    assert listed() == [theirs, *reversed(ids)]
-    assert listed(limit=1) == listed()
-    assert listed(account_id=desk.payer.account_id) == [*reversed(ids)]
-    assert listed(status="settled") == [ids[1]]
-    assert listed(account_id=desk.payer.account_id, status="open") == [ids[2], ids[0]]
-    assert listed(status="failed") == []
-
-
 def test_the_client_raises_refusals(desk: Desk) -> None:
     sessions = desk.server.sessions
     session = sessions.open(account_id=desk.payer.account_id, to=desk.payee.account_id, cap_usdc=1)

@@ -339,15 +339,6 @@ def test_webhooks_are_listed_without_the_secret(http: httpx.Client):
     assert listed == {"data": [{**made, "health": health}], "cursor": "", "has_more": False}
 
 
-def test_the_list_is_paged_newest_first(server: AgentPayServer, client: AgentPay):
-    made = [client.webhooks.create(url=URL, events=["transfer.settled"]).webhook_id for _ in range(7)]
-
-    page = server.webhooks.list(limit=3)
-
-    assert [webhook.webhook_id for webhook in page.data] == made[:3:-1]
-    assert [webhook.webhook_id for webhook in server.webhooks.list(limit=3)] == made[::-1]
-
-
 def test_a_deleted_webhook_is_gone(server: AgentPayServer, http: httpx.Client):
     kept, deleted = register(http).json()["webhook_id"], register(http).json()["webhook_id"]
 
