@@ -170,8 +170,11 @@ def test_a_session_is_audited_from_opening_to_close(desk: Desk) -> None:
     desk.charge(session_id, "1.5", "call-1")
     desk.charge(session_id, "0.25", "call-2")
     desk.charge(session_id, "0.25", "call-2")
+    desk.charge(session_id, "100")
+    desk.open(category="data")
     signature = desk.server.sessions.get(session_id).tx_signature
-    desk.close(session_id)
+    for _ in range(2):
+        desk.close(session_id)
     assert told(desk.server, session_id) == [
         (
             "sessions.open",

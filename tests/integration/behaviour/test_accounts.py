@@ -180,9 +180,11 @@ def test_an_account_of_another_operator_in_a_body_is_treated_as_unknown(neighbou
 
     def answers(account_id):
         transfer = {"from": account_id, "to": payee, "amount": "1", "idempotency_key": "k"}
+        session = {"account_id": account_id, "to": payee, "cap_usdc": "1", "idempotency_key": "k"}
         for path, body in (
             ("/v1/transfers", transfer),
             ("/ext/v1/console/agent-keys", {"account_id": account_id}),
+            ("/ext/v1/sessions", session),
         ):
             refusal = refused(neighbour.post(path, json=body), "not_found")
             yield {**refusal, "message": without(refusal["message"], account_id), "request_id": None}

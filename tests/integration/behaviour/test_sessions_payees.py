@@ -64,21 +64,15 @@ def test_a_closed_payee_token_account_is_recreated_and_paid(desk: Desk, payee: P
     assert len(desk.events("session.settled")) == 1
 
 
-def test_a_missing_payee_account_is_replaced_by_the_associated_one(desk: Desk, payee: Payee) -> None:
-    other = payee.another()
-    session_id = charged(desk, other)
-    payee.closes(other)
-    assert_settled(desk, desk.close(session_id).json())
-    assert (payee.holds(other), payee.holds()) == (None, 4_000_000)
-
-
-def test_the_associated_account_of_a_payee_without_token_accounts_is_created(
-    desk: Desk, payee: Payee
+@pytest.mark.parametrize("closes_both", [False, True])
+def test_a_missing_payee_account_is_replaced_by_the_associated_one_that_may_have_to_be_created(
+    desk: Desk, payee: Payee, closes_both: bool
 ) -> None:
     other = payee.another()
     session_id = charged(desk, other)
     payee.closes(other)
-    payee.closes()
+    if closes_both:
+        payee.closes()
     assert_settled(desk, desk.close(session_id).json())
     assert (payee.holds(other), payee.holds()) == (None, 4_000_000)
 
@@ -186,15 +180,20 @@ def test_closing_reason_names_the_obstacle_until_settled(desk: Desk) -> None:
     session_id = charged(desk, outside)
     assert shown(desk, session_id)["closing_reason"] is None
     money.freeze(desk.server, outside)
-    refused(desk.close(session_id), "transfer_failed", "closing", session_id)
+    for _ in range(2):
+        message = refused(desk.close(session_id), "transfer_failed", "closing", session_id)
+        assert outside in message
+        assert "safe in the escrow" in message
     stuck = shown(desk, session_id)
     assert (stuck["status"], stuck["closing_reason"]) == ("closing", "payee_frozen")
+    assert desk.charge(session_id, "1").json()["error"] == "session_closed"
+    assert desk.detail().reserved_usdc == 10
     # Another try of the server's own changes nothing about it.
     desk.server.sandbox.clock.advance(minutes=1)
     assert shown(desk, session_id) == stuck
-    assert desk.server.sessions.get(session_id).closing_reason == "payee_frozen"
     money.thaw(desk.server, outside)
     assert_settled(desk, desk.close(session_id).json())
+    assert money.held(desk.server, outside) == 4_000_000
 
 
 @pytest.mark.parametrize(("whose", "reason"), [("escrow", "escrow_frozen"), ("account", "account_frozen")])
