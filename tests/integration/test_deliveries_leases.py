@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from agentpay import webhooks
 from agentpay.contract.accounts import CreateAccount
-from agentpay.contract.ext.deliveries import ListDeliveries, ListEvents, ReplayEvent
+from agentpay.contract.ext.deliveries import Delivery, ListDeliveries, ListEvents, ReplayEvent
 from agentpay.contract.transfers import CreateTransfer
 from agentpay.contract.webhooks import CreateWebhook
 from agentpay_server import Settings
@@ -156,6 +156,12 @@ async def statuses(runtime) -> list[str]:
     )
 
 
+async def only(runtime) -> Delivery:
+    listed = runtime.services.built["webhooks"].deliveries.list_deliveries
+    (delivery,) = (await listed(runtime.principal, ListDeliveries())).data
+    return delivery
+
+
 class DiedError(Exception):
     pass
 
@@ -262,11 +268,7 @@ async def test_a_delivery_with_an_unreadable_secret_is_undelivered_and_can_be_re
             await runtime.services.schedule.advance(10**11)
 
         assert receiver.posts == []
-        (delivery,) = (
-            await runtime.services.built["webhooks"].deliveries.list_deliveries(
-                runtime.principal, ListDeliveries()
-            )
-        ).data
+        delivery = await only(runtime)
         assert (delivery.status, delivery.next_attempt_at) == ("undelivered", None)
         assert [attempt.status_code for attempt in delivery.attempts] == [None] * 5
         assert {attempt.error for attempt in delivery.attempts} == {service.UNSIGNED}
@@ -313,21 +315,13 @@ async def test_any_exception_of_an_attempt_is_a_failed_attempt(error, real_time)
     async with runtime_on(MemoryDatabase(), receiver) as runtime:
         await with_events(runtime, 1)
         await runtime.services.schedule.advance(0)
-        (delivery,) = (
-            await runtime.services.built["webhooks"].deliveries.list_deliveries(
-                runtime.principal, ListDeliveries()
-            )
-        ).data
+        delivery = await only(runtime)
         assert (delivery.status, len(delivery.attempts)) == ("retrying", 1)
         assert await runtime.services.built["webhooks"].sender.next_due_us() is not None, "no lease is left"
 
         await runtime.services.schedule.advance(10**11)
 
-        (delivery,) = (
-            await runtime.services.built["webhooks"].deliveries.list_deliveries(
-                runtime.principal, ListDeliveries()
-            )
-        ).data
+        delivery = await only(runtime)
         assert (delivery.status, delivery.next_attempt_at) == ("undelivered", None)
         assert {attempt.error for attempt in delivery.attempts} == {f"no answer: {type(error).__name__}"}
         assert (receiver.posts, len(delivery.attempts)) == (5, 5)
