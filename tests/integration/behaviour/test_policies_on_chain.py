@@ -47,11 +47,6 @@ def canonical(http: httpx.Client, account: Account) -> bytes:
     return rfc8785.dumps({name: body[name] for name in POLICY_FIELDS})
 
 
-def test_there_is_no_record_before_the_first_change(server: AgentPayServer, account: Account) -> None:
-    detail = server.console.details(account.account_id)
-    assert (detail.policy_version, detail.policy_record) == (1, None)
-
-
 def test_an_update_without_changes_writes_no_record(
     server: AgentPayServer, client: AgentPay, account: Account
 ) -> None:

@@ -42,20 +42,6 @@ def test_waiting_for_an_escalated_transfer_times_out(
     assert money.held(server, payee.usdc_token_account) == 1_000_000
 
 
-@pytest.mark.anyio
-async def test_the_async_client_waits_for_an_escalated_transfer() -> None:
-    async with AgentPayServer() as server:
-        client = server.async_client()
-        payer = (await client.accounts.create(name="Payer")).account_id
-        payee = (await client.accounts.create(name="Payee")).account_id
-        await client.policies.update(payer, escalation_threshold=0)
-        server.sandbox.fund(payer, 5)
-        pending = await client.transfers.create(from_=payer, to=payee, amount=5)
-        with pytest.raises(WaitTimeoutError) as caught:
-            await client.transfers.wait(pending.transfer_id, total_timeout=0.02, poll_interval=0.01)
-        assert caught.value.transfer == pending
-
-
 def test_an_unreadable_transfer_ends_the_wait(
     server: AgentPayServer, client: AgentPay, funded: Funded
 ) -> None:
