@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from money import events, rows
-from receivers import Receiver, answer, closed_port, drop, hang
+from receivers import Receiver, answer, drop, hang
 from server_world import START, UNKNOWN, Funded, faults, raw_client
 
 from agentpay import AgentPay, ConflictError, webhooks
@@ -188,21 +188,6 @@ def test_deliveries_run_in_the_order_in_which_they_fall_due(server: AgentPayServ
     assert [receipt.event.data.amount_usdc for receipt in together.receipts] == list(range(4, 24))
 
 
-def test_effects_of_a_receiver_run_in_the_same_advance(server: AgentPayServer, pay, receiver: Receiver):
-    server.client().webhooks.create(url=receiver.url, events=SETTLED)
-
-    def pay_again(exchange):
-        pay("2")
-        exchange.wire.sendall(answer(200))
-
-    receiver.next(pay_again)
-    pay("1")
-
-    server.sandbox.clock.advance(0)
-
-    assert len(receiver.posts) == 2
-
-
 def test_concurrent_advances_run_one_after_the_other(server: AgentPayServer, pay):
     inbox = server.webhook_inbox(events=SETTLED)
     inbox.fail_next(times=5)
@@ -326,22 +311,9 @@ def test_every_attempt_sends_the_same_bytes_under_the_same_identifier(
     )
 
 
-def test_a_2xx_ends_the_delivery(server: AgentPayServer, pay, receiver: Receiver):
-    server.client().webhooks.create(url=receiver.url, events=SETTLED)
-    for status in (200, 201, 202, 204, 299):
-        receiver.default = status
-        pay()
-
-        server.sandbox.clock.advance(hours=3)
-
-        delivery = next(iter(server.deliveries.list()))
-        assert delivery.status == "delivered"
-        assert [(attempt.status_code, attempt.error) for attempt in delivery.attempts] == [(status, None)]
-
-
 def test_any_other_status_is_retried(server: AgentPayServer, pay, receiver: Receiver):
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
-    for status in (300, 301, 302, 304, 307, 308, 400, 401, 403, 404, 410, 422, 429, 500, 503):
+    for status in (300, 301, 304, 308, 400, 404, 410, 429, 500, 503):
         before = len(receiver.posts)
         receiver.next(answer(status, f"Location: {receiver.url}\r\nRetry-After: 1\r\n"))
         pay()
@@ -372,17 +344,6 @@ def test_a_missing_response_is_retried(
     assert first.status_code is None
     assert first.error.startswith("no answer")
     assert (second.status_code, second.error) == (200, None)
-
-
-def test_an_unreachable_receiver_is_retried_until_undelivered(server: AgentPayServer, pay):
-    server.client().webhooks.create(url=f"http://127.0.0.1:{closed_port()}/", events=SETTLED)
-    pay()
-
-    server.sandbox.clock.advance(hours=3)
-
-    delivery = only(server)
-    assert delivery.status == "undelivered"
-    assert [attempt.error for attempt in delivery.attempts] == ["no answer: ConnectError"] * 5
 
 
 # --- What is shown ----------------------------------------------------------------------------------------

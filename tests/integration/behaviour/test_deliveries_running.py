@@ -4,7 +4,6 @@ See interface W7 to W10.
 """
 
 import itertools
-import threading
 import time
 
 import bounds
@@ -50,20 +49,6 @@ def pay(server: AgentPayServer):
     return make
 
 
-class Gate:
-    """Responds to no request until it is opened."""
-
-    def __init__(self) -> None:
-        self._open = threading.Event()
-
-    def __call__(self, exchange) -> None:
-        self._open.wait(300)
-        exchange.wire.sendall(answer(200))
-
-    def open(self) -> None:
-        self._open.set()
-
-
 def test_an_event_is_posted_as_soon_as_it_is_committed(
     server: AgentPayServer, receiver: Receiver, pay, monkeypatch: pytest.MonkeyPatch
 ):
@@ -107,39 +92,6 @@ def test_a_slow_receiver_does_not_delay_others(server: AgentPayServer, receiver:
         receiver.wait_for(20)
 
         assert bad.posts
-
-
-def test_concurrent_attempts_per_endpoint_are_limited(server: AgentPayServer, receiver: Receiver, pay):
-    gate = Gate()
-    receiver.default = gate
-    server.client().webhooks.create(url=receiver.url, events=SETTLED)
-
-    pay(20)
-    receiver.wait_for(8)
-    # The limit is reached: no attempt begins until one of them ends.
-    eventually(lambda: len(list(server.deliveries.list(status="pending"))) == 20)
-    assert len(receiver.posts) == 8
-    gate.open()
-    receiver.wait_for(20)
-
-    assert receiver.at_once == 8
-    eventually(lambda: len(list(server.deliveries.list(status="delivered"))) == 20)
-
-
-def test_concurrent_attempts_per_operator_are_limited(server: AgentPayServer, receiver: Receiver, pay):
-    gate = Gate()
-    receiver.default = gate
-    for number in range(6):
-        server.client().webhooks.create(url=f"{receiver.url}/{number}", events=SETTLED)
-
-    pay(8)
-    receiver.wait_for(32)
-    assert len(receiver.posts) == 32
-    gate.open()
-    receiver.wait_for(48)
-
-    assert receiver.at_once <= 32
-    eventually(lambda: len(list(server.deliveries.list(status="delivered"))) == 48)
 
 
 @pytest.mark.usefixtures("patient")

@@ -196,14 +196,9 @@ def test_a_key_is_revoked_once(server: AgentPayServer, http: httpx.Client, clien
     key_id = server.agent_keys.create(client.accounts.create(name="a").account_id).key_id
     assert http.delete(f"/ext/v1/console/agent-keys/{key_id}").status_code == 204
 
-    for identifier in (key_id, UNKNOWN_KEY_ID, "x", key_id.upper()):
+    operator_key_id = server._running.server.operator.key_id
+    for identifier in (key_id, UNKNOWN_KEY_ID, "x", key_id.upper(), operator_key_id):
         refused(http.delete(f"/ext/v1/console/agent-keys/{identifier}"), "not_found")
-
-
-def test_an_operator_key_cannot_be_revoked_as_an_agent_key(server: AgentPayServer, http: httpx.Client):
-    refused(http.delete(f"/ext/v1/console/agent-keys/{server._running.server.operator.key_id}"), "not_found")
-
-    assert http.get("/v1/accounts").status_code == 200
 
 
 # --- Secrets ----------------------------------------------------------------------------------------------
@@ -252,19 +247,13 @@ def test_keys_are_in_no_log_and_no_response(planted: AgentPayServer, caplog: pyt
                     http.get("/ext/v1/console/audit"),
                 ]
         planted.agent_keys.revoke(agent.key_id)
+        base_url = planted.listen()
+        for key in (PLANTED, PLANTED[:-1]):
+            httpx.get(f"{base_url}/v1/accounts", headers={"Authorization": f"Bearer {key}"})
 
     text = caplog.text + "".join(answer.text + str(answer.headers) for answer in answers)
-    for secret in (PLANTED, agent.key):
+    for secret in (PLANTED, PLANTED[:-1], agent.key):
         assert secret[-20:] not in text
-
-
-def test_keys_are_in_no_log_of_a_port(planted: AgentPayServer, caplog: pytest.LogCaptureFixture):
-    with caplog.at_level(logging.DEBUG):
-        base_url = planted.listen()
-        httpx.get(f"{base_url}/v1/accounts", headers={"Authorization": f"Bearer {PLANTED}"})
-        httpx.get(f"{base_url}/v1/accounts", headers={"Authorization": f"Bearer {PLANTED[:-1]}"})
-
-    assert PLANTED[-20:-1] not in caplog.text
 
 
 def test_keys_are_in_no_traceback(planted: AgentPayServer):

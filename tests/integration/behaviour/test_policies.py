@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -115,18 +116,6 @@ def test_a_limit_is_exact_in_every_notation(http: httpx.Client, account: Account
         assert http.get(url(account)).text == response.text
 
 
-def test_updated_at_is_the_time_of_the_last_change(
-    server: AgentPayServer, http: httpx.Client, account: Account
-) -> None:
-    server.sandbox.clock.advance(1.5)
-    assert http.get(url(account)).json()["updated_at"] == "2026-01-01T00:00:00.000Z"
-    changed = http.put(url(account), json={"paused": True}).json()
-    assert changed["updated_at"] == "2026-01-01T00:00:01.500Z"
-    server.sandbox.clock.advance(1)
-    same = http.put(url(account), json={"paused": True})
-    assert same.json()["updated_at"] == "2026-01-01T00:00:01.500Z"
-
-
 class TestPreconditions:
     def test_get_and_put_return_the_etag_of_the_version(self, http: httpx.Client, account: Account) -> None:
         first = http.get(url(account)).headers["etag"]
@@ -188,12 +177,20 @@ class TestSdk:
         assert (policy.categories, policy.require_memo, policy.paused) == (None, True, True)
         assert client.policies.get(account_id) == policy
 
-    def test_replace_resets_omitted_fields(self, either: AgentPayServer) -> None:
+    def test_replace_resets_omitted_fields_and_dates_the_change(self, either: AgentPayServer) -> None:
         client = either.client()
         account_id = client.accounts.create(name="Payer").account_id
+        made_at = either.sandbox.clock.now()
+        either.sandbox.clock.advance(1.5)
         client.policies.update(account_id, max_single_transfer=1, require_memo=True, paused=True)
         policy = client.policies.replace(account_id, max_daily_spend=7)
-        assert policy == AccountPolicy(max_daily_spend=Decimal(7), account_id=account_id, updated_at=START)
+        changed_at = made_at + timedelta(seconds=1.5)
+        assert policy == AccountPolicy(
+            max_daily_spend=Decimal(7), account_id=account_id, updated_at=changed_at
+        )
+        # What changes nothing is no change.
+        either.sandbox.clock.advance(1)
+        assert client.policies.update(account_id, max_daily_spend=7).updated_at == changed_at
 
     def test_pausing_and_resuming_keep_the_limits(self, either: AgentPayServer) -> None:
         client = either.client()

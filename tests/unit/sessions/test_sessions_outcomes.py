@@ -17,7 +17,7 @@ from agentpay_server.ledger.spending import HoldChange
 from agentpay_server.ledger.transactions import State, StoredTransaction
 from agentpay_server.sessions.closing import SESSION_SETTLE as SETTLING
 from agentpay_server.sessions.opening import SESSION_OPEN as OPENING
-from agentpay_server.sessions.outcomes import charged, detail_of, escrow_of
+from agentpay_server.sessions.outcomes import detail_of, escrow_of
 from agentpay_server.sessions.payouts import REFUSED_BY_CHAIN
 
 CONTEXT: Any = SimpleNamespace(
@@ -201,19 +201,3 @@ def test_a_settlement_that_the_chain_has_outdated_is_signed_again_at_once() -> N
     moved = ChainFailure(reason=FailureReason.ACCOUNT_NOT_EMPTY, detail="dust")
     found = after(SETTLING.failed(closing(CLOSING, failure=moved)))
     assert (found.status, found.closes_us, found.error) == ("closing", 9, None)
-
-
-@pytest.mark.parametrize(
-    ("before", "total", "types"),
-    [
-        (0, 8, []),
-        (8, 9, ["session.cap_warning"]),
-        (9, 10, ["session.cap_reached"]),
-        (0, 10, ["session.cap_warning", "session.cap_reached"]),
-    ],
-)
-def test_a_charge_reports_what_it_crosses(before: int, total: int, types: list[str]) -> None:
-    session = attrs.evolve(SESSION, status="open", running_total=total)
-    outcome = charged(session, before_micro=before)
-    assert [event.type for event in outcome.events] == types
-    assert outcome.postings == ()
