@@ -38,23 +38,6 @@ def test_an_account_exists_on_chain_with_its_associated_token_account(
     assert usdc == "EPjFWdd5AufqSSqeM2qN1xzybapC8G4wEGGkZwyTDt1v"
 
 
-@pytest.mark.parametrize(
-    ("sent", "kept", "handle"),
-    [
-        ("  Bot ", "Bot", "@bot"),
-        ("x" * 100, "x" * 100, "@" + "x" * 32),
-        (" " * 50 + "x" * 100, "x" * 100, "@" + "x" * 32),
-        ("\u00a0é\u2003", "é", "@e"),
-        ("🤖", "🤖", "@account"),
-    ],
-)
-def test_a_name_is_trimmed_and_kept_in_full(http: httpx.Client, sent, kept, handle):
-    body = http.post("/v1/accounts", json={"name": sent}).json()
-
-    assert body["name"] == kept
-    assert body["handle"] == handle
-
-
 METADATA: dict[str, Any] = {
     "team": "ü\U0001f600",
     "n": [1, 2.5, None, True, {"deep": "\u2028"}],
@@ -112,9 +95,6 @@ def test_a_balance_is_read_live_from_the_chain(server: AgentPayServer, funded: F
     assert http.get(path).json()["balance_usdc"] == "1.250000"
     assert http.get("/v1/accounts").json()["data"][0]["balance_usdc"] == "1.250000"
     assert http.get(f"/ext/v1/console/accounts/{account.account_id}").json()["balance_usdc"] == "1.250000"
-
-
-# -----------------------------------------------------------------------------------------
 
 
 # --- Two operators ----------------------------------------------------------------------------------------

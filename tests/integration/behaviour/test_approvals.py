@@ -4,13 +4,12 @@ See interface AP1 to AP5.
 """
 
 from collections.abc import Callable
-from decimal import Decimal
 from typing import Any
 
 import httpx
 import money
 import pytest
-from server_world import START, UNKNOWN_TRANSFER, Funded, raw_client, refused, state_of
+from server_world import START, Funded, refused, state_of
 
 from agentpay import AgentPay, ConflictError
 from agentpay.contract.accounts import Account
@@ -476,42 +475,3 @@ def test_a_transfer_that_does_not_wait_cannot_be_decided(
             with pytest.raises(ConflictError):
                 getattr(server.approvals, verb)(transfer.transfer_id)
     assert state_of(server) == before
-
-
-@pytest.mark.parametrize("verb", ["approve", "reject"])
-def test_a_transfer_of_another_operator_is_not_found(
-    server: AgentPayServer, escalated: Escalated, verb: str
-) -> None:
-    waiting = escalated()
-    with raw_client(server, server.sandbox.create_operator("Other").key) as other:
-        theirs = refused(post(other, waiting, verb), "not_found")
-        for unknown in (UNKNOWN_TRANSFER, "nonsense", "acct_" + UNKNOWN_TRANSFER[4:]):
-            none = refused(other.post(f"/ext/v1/console/approvals/{unknown}/{verb}"), "not_found")
-            assert none["message"].replace(unknown, "") == theirs["message"].replace(waiting.transfer_id, "")
-        assert other.get("/ext/v1/console/approvals").json()["data"] == []
-
-
-def test_an_agent_key_reads_its_pending_transfer_but_cannot_decide(
-    server: AgentPayServer, escalated: Escalated, payer: Account
-) -> None:
-    waiting = escalated()
-    key = server.agent_keys.create(payer.account_id).key
-    with raw_client(server, key) as agent:
-        shown = agent.get(f"/v1/transfers/{waiting.transfer_id}")
-        assert (shown.status_code, shown.json()["status"]) == (200, "pending_approval")
-        for verb in ("approve", "reject"):
-            refused(post(agent, waiting, verb), "forbidden")
-        refused(agent.get("/ext/v1/console/approvals"), "forbidden")
-    assert server.client().transfers.get(waiting.transfer_id).status == "pending_approval"
-
-
-@pytest.mark.anyio
-async def test_the_async_client_decides_too(server: AgentPayServer, escalated: Escalated) -> None:
-    one, other = escalated(key="one"), escalated(key="other")
-    approvals = server.async_client().approvals
-    assert [item.transfer_id async for item in approvals.list()] == [
-        other.transfer_id,
-        one.transfer_id,
-    ]
-    assert (await approvals.approve(one.transfer_id)).amount_usdc == Decimal(25)
-    assert (await approvals.reject(other.transfer_id, reason="no")).status == "rejected"

@@ -142,17 +142,6 @@ def test_money_of_several_senders_in_one_transaction_has_no_counterparty(
     assert (entry["amount_usdc"], entry["counterparty"]) == (Decimal("0.000010"), None)
 
 
-def test_an_account_of_another_operator_gets_its_deposit_too(server: AgentPayServer, wallet: Wallet):
-    other = server.client(api_key=server.sandbox.create_operator("Other").key)
-    account = other.accounts.create(name="theirs")
-    pay(server, wallet, (account.usdc_token_account, 9))
-    looked(server)
-
-    (entry,) = other.accounts.transactions(account.account_id)
-
-    assert (entry.type, entry.amount_usdc) == ("deposit", Decimal("0.000009"))
-
-
 def test_a_transfer_between_accounts_is_one_deposit_and_not_two(
     server: AgentPayServer, client: AgentPay, http: httpx.Client, funded: Funded
 ):

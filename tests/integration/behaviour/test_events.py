@@ -13,7 +13,6 @@ from server_world import Funded, state_of
 from watched_database import Watched, refuse_inserts
 
 from agentpay import AgentPay, AgentPayError
-from agentpay.contract.events import EVENTS
 from agentpay_server import AgentPayServer
 
 pytestmark = pytest.mark.unmeasured
@@ -145,21 +144,6 @@ def test_events_are_stored_with_their_deliveries_before_posting(
 # --- Subscriptions ---------------------------------------------------------------------------------------
 
 
-def test_each_webhook_gets_its_subscribed_types(server: AgentPayServer, http: httpx.Client, funded: Funded):
-    payer, payee = funded("100"), funded("1")
-    inboxes = {event_type: server.webhook_inbox(events=[event_type]) for event_type in EVENTS}
-    put_policy(http, payer, max_single_transfer=30)
-
-    post(http, order(payer, payee.account_id))
-    post(http, order(payer, payee.account_id, "31", key="key-2"))
-    server.sandbox.clock.advance(0)
-
-    heard = {event_type: [event.type for event in inbox.events] for event_type, inbox in inboxes.items()}
-    expected = {"transfer.initiated", "transfer.settled", "transfer.rejected"}
-    assert {event_type for event_type, events in heard.items() if events == [event_type]} == expected
-    assert all(events == [] for event_type, events in heard.items() if event_type not in expected)
-
-
 def test_a_webhook_gets_events_of_later_accounts_but_none_of_earlier_ones_or_of_other_operators(
     server: AgentPayServer, http: httpx.Client, funded: Funded
 ):
@@ -176,16 +160,3 @@ def test_a_webhook_gets_events_of_later_accounts_but_none_of_earlier_ones_or_of_
     assert [event.type for event in mine.events] == ["transfer.initiated", "transfer.settled"]
     assert len(mine.receipts) == len(rows(server, "deliveries")) == 2
     assert late.receipts == []
-
-
-def test_transfer_events_go_to_webhooks_of_the_source_account(
-    server: AgentPayServer, http: httpx.Client, funded: Funded
-):
-    payer, payee = funded("100"), funded("1")
-    of_payer, of_payee = (server.webhook_inbox(account_ids=[a.account_id]) for a in (payer, payee))
-    of_both = server.webhook_inbox(account_ids=[payee.account_id, payer.account_id])
-
-    post(http, order(payer, payee.account_id))
-    server.sandbox.clock.advance(0)
-
-    assert (len(of_payer.events), len(of_payee.events), len(of_both.events)) == (2, 0, 2)

@@ -8,7 +8,6 @@ from decimal import Decimal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from money import events
 from server_world import START, Funded
 
 from agentpay import AgentPay
@@ -59,56 +58,6 @@ def test_the_event_fires_once_below_the_threshold_and_not_at_it(
 
     assert heard(inbox) == expected
     assert heard(deleted) == []
-
-
-@pytest.mark.parametrize(("amount", "is_armed"), [("29.999999", False), ("30", True), ("31", True)])
-def test_funding_to_the_threshold_rearms_the_event(server: AgentPayServer, funded, pay, amount, is_armed):
-    payer = funded("100")
-    inbox = server.webhook_inbox(low_balance_threshold_usdc=50)
-    pay(payer, "80")
-
-    server.sandbox.fund(payer.account_id, amount)
-    pay(payer, "15")
-
-    assert len(heard(inbox)) == 1 + is_armed
-
-
-def test_an_incoming_payment_rearms_the_event(server: AgentPayServer, funded, pay):
-    payer, other = funded("100"), funded("100")
-    inbox = server.webhook_inbox(low_balance_threshold_usdc=50, account_ids=[payer.account_id])
-    pay(payer, "80")
-
-    pay(other, "30", to=payer.account_id)
-    pay(payer, "1")
-
-    assert heard(inbox) == ["20", "49"]
-
-
-def test_each_webhook_has_its_own_threshold_and_event(server: AgentPayServer, funded, pay):
-    payer = funded("100")
-    high, low, same = (server.webhook_inbox(low_balance_threshold_usdc=value) for value in (90, 50, 90))
-
-    pay(payer, "20")
-    assert (heard(high), heard(low), heard(same)) == (["80"], [], ["80"])
-    pay(payer, "40")
-    assert (heard(high), heard(low), heard(same)) == (["80"], ["40"], ["80"])
-
-    ids = {event.id for inbox in (high, low, same) for event in inbox.events if event.type == LOW}
-    assert len(ids) == 3
-    assert [e["type"] for e in events(server)].count(LOW) == 3
-
-
-def test_low_balance_goes_to_subscribers_with_a_threshold(server: AgentPayServer, funded, pay):
-    payer, other = funded("100"), funded("100")
-    without_threshold = server.webhook_inbox(events=[LOW])
-    without_type = server.webhook_inbox(events=["transfer.settled"], low_balance_threshold_usdc=50)
-    of_another = server.webhook_inbox(low_balance_threshold_usdc=50, account_ids=[other.account_id])
-    at_zero = server.webhook_inbox(low_balance_threshold_usdc=0)
-
-    pay(payer, "100")
-
-    assert [heard(i) for i in (without_threshold, without_type, of_another, at_zero)] == [[], [], [], []]
-    assert LOW not in {event["type"] for event in events(server)}
 
 
 # --- Against a model --------------------------------------------------------------------------------------

@@ -171,13 +171,6 @@ def test_deposits_do_not_increase_the_remaining_limit(
     assert not pay(client, payer, payee, "0.000001")
 
 
-def test_accounts_have_separate_windows(client: AgentPay, funded: Funded, payee: Account) -> None:
-    one, other = funded("100"), funded("100", name="Other")
-    for account in (one, other):
-        client.policies.update(account.account_id, max_daily_spend=10)
-        assert pay(client, account, payee, "10")
-
-
 async def outcomes_of_200(server: AgentPayServer, payer: Account, payee: Account) -> Counter[str]:
     client = server.async_client()
     made = await asyncio.gather(
