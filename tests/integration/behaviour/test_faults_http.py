@@ -17,7 +17,6 @@ from agentpay import (
     APIConnectionError,
     AsyncAgentPay,
     InvalidRequestError,
-    OutcomeUnknownError,
     ServerError,
     TransferOutcomeUnknownError,
 )
@@ -120,16 +119,6 @@ def test_a_delay_longer_than_the_client_waits_is_a_timeout(server: AgentPayServe
         pay(order(payer, payee), timeout=0.2, max_retries=0)
     assert pay(order(payer, payee)).status == "settled"
     assert money.held(server, payee.usdc_token_account) == 8_000_000
-
-
-def test_requests_without_a_key_are_not_retried_after_a_lost_reply(server: AgentPayServer, client: AgentPay):
-    """An account has no idempotency key: the SDK says that it does not know, rather than make another."""
-    with (
-        server.sandbox.fault("http:POST /v1/accounts", effect="reply_lost"),
-        pytest.raises(OutcomeUnknownError, match="Read the current state"),
-    ):
-        client.accounts.create(name="Lost")
-    assert [account.name for account in client.accounts.list()] == ["Lost"]
 
 
 def test_a_fault_affects_its_operation_alone_also_where_it_would_be_refused(

@@ -49,12 +49,18 @@ def assert_settled(desk: Desk, session: dict[str, Any], *, reason: str | None = 
 # --- The payee's token account is gone
 
 
-def test_a_closed_payee_token_account_is_recreated_and_paid(desk: Desk, payee: Payee) -> None:
+def test_a_closed_payee_token_account_is_recreated_and_paid(
+    desk: Desk, payee: Payee, caplog: pytest.LogCaptureFixture
+) -> None:
     session_id = charged(desk, payee.token_account)
     payee.closes()
     assert payee.holds() is None
     before = treasury(desk)
-    closed = desk.close(session_id)
+    with caplog.at_level("INFO", logger="agentpay_server"):
+        closed = desk.close(session_id)
+    (told,) = [line for line in caplog.messages if line.startswith("session.payee_recreated")]
+    assert f"session_id={session_id}" in told
+    assert f"usdc_token_account={payee.token_account}" in told
     assert closed.status_code == 200, closed.text
     assert_settled(desk, closed.json())
     assert payee.holds() == 4_000_000
@@ -135,18 +141,6 @@ def test_a_payee_of_an_older_session_whose_owner_was_not_stored_waits_for_its_to
     assert shown(desk, session_id)["closing_reason"] == "payee_missing"
     payee.comes_back()
     assert_settled(desk, desk.close(session_id).json())
-
-
-def test_recreating_a_payee_token_account_is_logged(
-    desk: Desk, payee: Payee, caplog: pytest.LogCaptureFixture
-) -> None:
-    session_id = charged(desk, payee.token_account)
-    payee.closes()
-    with caplog.at_level("INFO", logger="agentpay_server"):
-        desk.close(session_id)
-    (told,) = [line for line in caplog.messages if line.startswith("session.payee_recreated")]
-    assert f"session_id={session_id}" in told
-    assert f"usdc_token_account={payee.token_account}" in told
 
 
 def test_at_most_ten_payee_token_accounts_a_day_are_recreated_per_account(desk: Desk, payee: Payee) -> None:

@@ -122,21 +122,6 @@ def test_a_refused_agent_that_waits_until_available_at_pays_and_a_microsecond_ea
     assert pay(client, payer, payee, str(wanted))
 
 
-def test_each_spend_leaves_the_window_separately(
-    server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
-) -> None:
-    payer = funded("100")
-    client.policies.update(payer.account_id, max_daily_spend=10)
-    for amount in ("1", "2", "3", "4"):
-        assert pay(client, payer, payee, amount)
-        server.sandbox.clock.advance(3600)
-    server.sandbox.clock.advance(DAY_SECONDS - 4 * 3600)
-    for amount, more in (("1", "1.000001"), ("2", "2.000001"), ("3", "3.000001"), ("4", "4.000001")):
-        assert not pay(client, payer, payee, more)
-        assert pay(client, payer, payee, amount)
-        server.sandbox.clock.advance(3600)
-
-
 def test_spends_before_the_limit_was_set_count(client: AgentPay, funded: Funded, payee: Account) -> None:
     payer = funded("100")
     assert pay(client, payer, payee, "8")

@@ -14,6 +14,7 @@ from agentpay.contract.policies import Policy
 from agentpay.contract.usdc import from_micro
 from agentpay_server.engine.policy import (
     Means,
+    Purpose,
     Recipient,
     Spend,
     needs_approval,
@@ -76,11 +77,11 @@ def test_a_transfer_may_equal_max_single_transfer_and_not_exceed_it(limit, amoun
         assert usdc(amount) in found.message
 
 
-@given(micros, micros, amounts)
-def test_the_daily_spend_may_equal_max_daily_spend_and_not_exceed_it(limit, spent, amount):
+@given(micros, micros, amounts, st.sampled_from(Purpose))
+def test_the_daily_spend_may_equal_max_daily_spend_and_not_exceed_it(limit, spent, amount, purpose):
     means = Means(spent_micro=spent, available_micro=MAX)
 
-    found = refusal(Policy(max_daily_spend=from_micro(limit)), spend(amount), means)
+    found = refusal(Policy(max_daily_spend=from_micro(limit)), spend(amount, purpose=purpose), means)
 
     assert (found is None) == (spent + amount <= limit)
     if found is not None:
@@ -91,14 +92,18 @@ def test_the_daily_spend_may_equal_max_daily_spend_and_not_exceed_it(limit, spen
         assert usdc(amount) in found.message
 
 
-@given(st.integers(min_value=-MAX, max_value=MAX), amounts)
-def test_a_transfer_may_equal_the_balance_and_not_exceed_it(available, amount):
-    found = refusal(Policy(), spend(amount), Means(spent_micro=0, available_micro=available))
+@given(st.integers(min_value=-MAX, max_value=MAX), amounts, st.sampled_from(Purpose))
+def test_a_spend_may_equal_the_balance_and_not_exceed_it(available, amount, purpose):
+    # What limits a single transfer does not limit the cap of a session.
+    is_session = purpose is Purpose.SESSION
+    policy = Policy(require_memo=True, max_single_transfer=Decimal(0)) if is_session else Policy()
+    found = refusal(policy, spend(amount, purpose=purpose), Means(spent_micro=0, available_micro=available))
 
     assert (found is None) == (amount <= available)
     if found is not None:
         assert found.code == "insufficient_balance"
         assert "balance_usdc" in found.message
+        assert f"this {purpose.value} requests" in found.message
         assert usdc(max(available, 0)) in found.message
         assert usdc(amount) in found.message
 

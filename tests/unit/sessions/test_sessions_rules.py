@@ -128,25 +128,6 @@ def test_a_repeated_opening_gets_a_verdict_by_the_status_of_the_first(status, ex
 # --- Opening: the policy ----------------------------------------------------------------------------------
 
 
-def test_require_memo_and_max_single_transfer_do_not_apply_to_openings():
-    assert opening(Policy(require_memo=True, max_single_transfer=Decimal(0))) is None
-
-
-@given(micros, micros, amounts)
-def test_the_whole_cap_counts_toward_max_daily_spend(limit, spent, cap):
-    means = Means(spent_micro=spent, available_micro=MAX)
-
-    found = opening(Policy(max_daily_spend=from_micro(limit)), means=means, cap_micro=cap)
-
-    assert (found is None) == (spent + cap <= limit)
-    if found is not None:
-        assert found.code == "policy_violation"
-        assert found.message == (
-            f"max_daily_spend is {usdc(limit)} USDC in a rolling 24-hour window, of which {usdc(spent)} USDC "
-            f"is spent or reserved, and this session requests {usdc(cap)} USDC."
-        )
-
-
 @given(micros, amounts, st.booleans())
 def test_from_the_escalation_threshold_on_a_cap_needs_an_operator(threshold, cap, is_operator):
     policy = Policy(escalation_threshold=from_micro(threshold))
