@@ -5,14 +5,13 @@ from typing import Any
 
 import attrs
 import pytest
+from outcomes import added, after
 
 from agentpay.contract.transactions import Direction, TransactionType
 from agentpay_server import Settings
 from agentpay_server.chain.protocol import ChainFailure, FailureReason
-from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import EntryRecord, SessionRecord
 from agentpay_server.engine.movement import Ending
-from agentpay_server.ledger.apply import Outcome
 from agentpay_server.ledger.spending import HoldChange
 from agentpay_server.ledger.transactions import State, StoredTransaction
 from agentpay_server.sessions.closing import SESSION_SETTLE as SETTLING
@@ -83,25 +82,6 @@ def opening(session: SessionRecord = SESSION, **more: Any) -> Ending[SessionReco
 def closing(session: SessionRecord, **more: Any) -> Ending[SessionRecord]:
     of_tx = {name: more.pop(name) for name in ("detail", "rent", "fee") if name in more}
     return Ending(context=CONTEXT, tx=tx("session_close", **of_tx), subject=session, now_us=9, **more)
-
-
-def added(outcome: Outcome[Any]) -> dict[str, dict[str, int]]:
-    """What an outcome adds to each account."""
-    totals: dict[str, dict[str, int]] = {}
-    for posting in outcome.postings:
-        of_account = totals.setdefault(posting.account_id, {})
-        for name, amount in posting.added.items():
-            of_account[name] = of_account.get(name, 0) + amount
-    return {
-        account: {name: amount for name, amount in amounts.items() if amount}
-        for account, amounts in totals.items()
-    }
-
-
-def after(outcome: Outcome[Any]) -> SessionRecord:
-    assert isinstance(outcome.subject, Change)
-    changed: SessionRecord = outcome.subject.after
-    return changed
 
 
 def test_a_funded_escrow_takes_the_cap_out_of_the_balance_and_keeps_it_reserved() -> None:
