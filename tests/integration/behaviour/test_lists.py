@@ -135,13 +135,9 @@ def datum(name: str) -> Callable[[World, Row], Any]:
 
 @attrs.frozen(kw_only=True)
 class Listed:
-    """A list: how its items differ, what it is filtered by, and what adds an item.
+    """A list: the field that identifies an item, what adds one, and what each filter compares.
 
-    Attributes:
-        id: the field that identifies an item; if None, items have nothing but their content.
-        add: adds an item.
-        filters: by the name of each, what an item has for it.
-        table: has the times of items that do not show theirs; if None, they do.
+    Items that do not show their time have it in `table`.
     """
 
     id: str | None

@@ -132,27 +132,20 @@ def test_spends_before_the_limit_was_set_count(client: AgentPay, funded: Funded,
     assert not pay(client, payer, payee, "0.000001")
 
 
-def test_a_refused_transfer_is_not_spent(
+def test_neither_refusals_nor_deposits_change_the_remaining_limit(
     server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
 ) -> None:
-    payer = funded("100")
-    client.policies.update(payer.account_id, max_daily_spend=200, max_single_transfer=150)
-    with pytest.raises(PolicyViolationError):
-        client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="151")
+    payer = funded("10")
+    client.policies.update(payer.account_id, max_daily_spend=20, max_single_transfer=15)
+    assert not pay(client, payer, payee, "16")
     with pytest.raises(InsufficientBalanceError):
-        client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="101")
+        client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="11")
     assert server.console.details(payer.account_id).spent_usdc == 0
-    assert pay(client, payer, payee, "100")
-
-
-def test_deposits_do_not_increase_the_remaining_limit(
-    server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
-) -> None:
-    payer = funded("100")
-    client.policies.update(payer.account_id, max_daily_spend=10)
     assert pay(client, payer, payee, "10")
     assert pay(client, payee, payer, "10")
     server.sandbox.fund(payer.account_id, "10")
+    assert server.console.details(payer.account_id).remaining_usdc == 10
+    assert pay(client, payer, payee, "10")
     assert not pay(client, payer, payee, "0.000001")
 
 
