@@ -199,15 +199,6 @@ def test_retrying_after_insufficient_balance_creates_a_new_transfer(
     assert http.get(f"/v1/transfers/{first['transfer_id']}").json()["status"] == "rejected"
 
 
-def test_a_request_that_stores_nothing_does_not_use_its_key(
-    server: AgentPayServer, http: httpx.Client, pair: Pair
-) -> None:
-    for wrong in ({"to": "nobody"}, {"amount": "0"}, {"memo": "x" * 201}, {"from": "acct_1"}):
-        assert money.post(http, pair.order(**wrong)).status_code in (400, 404, 422)
-    assert money.rows(server, "transfers") == []
-    assert money.post(http, pair.order()).status_code == 200
-
-
 @pytest.mark.parametrize("is_paused", [False, True], ids=["settled", "rejected"])
 def test_a_key_is_replayed_until_a_millisecond_before_24_hours_and_then_free(
     server: AgentPayServer, http: httpx.Client, pair: Pair, is_paused: bool

@@ -130,13 +130,6 @@ def test_a_transfer_from_another_account_is_403_whether_or_not_it_exists(matrix,
     assert state_of(matrix.server) == before
 
 
-@pytest.mark.parametrize("whose", ["sibling", "foreign"])
-def test_a_transfer_from_the_bound_account_goes_to_any_account(matrix, whose):
-    body = {"from": matrix.own, "to": matrix.account(whose), "amount": "1", "idempotency_key": f"to-{whose}"}
-
-    assert matrix.http.post("/v1/transfers", json=body).status_code == 200
-
-
 def test_transfers_of_other_accounts_are_404_like_unknown_ones(matrix):
     operator = matrix.server.client()
     own = operator.transfers.create(from_=matrix.own, to=matrix.sibling, amount="1")

@@ -13,28 +13,19 @@ import chain_facts
 import money
 import pytest
 import validators
-from server_world import START, raw_client
-from session_desk import Desk, refused
+from server_world import START, faults, raw_client
+from session_desk import Desk, refused, served
 
 from agentpay_server import AgentPayServer, Settings
-
-
-def desk_of(server: AgentPayServer) -> Iterator[Desk]:
-    client = server.client()
-    payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
-    server.sandbox.fund(payer.account_id, 100)
-    with raw_client(server) as http:
-        yield Desk(server, http, payer, payee)
 
 
 @pytest.fixture
 def crowded() -> Iterator[Desk]:
     """A desk whose accounts may have three sessions, all of which the payer has."""
-    with AgentPayServer(clock=START, settings=Settings(max_open_sessions=3)) as server:
-        for desk in desk_of(server):
-            for number in range(3):
-                desk.open(idempotency_key=f"open {number}", cap_usdc="1")
-            yield desk
+    with served(max_open_sessions=3) as desk:
+        for number in range(3):
+            desk.open(idempotency_key=f"open {number}", cap_usdc="1")
+        yield desk
 
 
 def too_many(desk: Desk, **changed: Any) -> str:
@@ -98,25 +89,19 @@ def test_at_the_session_limit_replays_succeed_and_policy_refusals_come_first(cro
 def test_a_cap_below_the_smallest_is_invalid_and_stores_nothing(
     settings: dict[str, Any], below: str, smallest: str
 ) -> None:
-    with AgentPayServer(clock=START, settings=Settings(**settings)) as server:
-        for desk in desk_of(server):
-            answer = desk.ask(cap_usdc=below)
-            assert (answer.status_code, answer.json()["error"]) == (400, "invalid_request")
-            assert answer.json()["details"] == [
-                {"field": "cap_usdc", "message": f"must be at least {smallest}"}
-            ]
-            assert money.rows(server, "sessions") == []
-            # The key is free.
-            desk.open(cap_usdc=smallest)
+    with served(**settings) as desk:
+        answer = desk.ask(cap_usdc=below)
+        assert faults(answer) == {"cap_usdc": f"must be at least {smallest}"}
+        assert money.rows(desk.server, "sessions") == []
+        # The key is free.
+        desk.open(cap_usdc=smallest)
 
 
 def test_a_session_opened_under_a_lower_minimum_is_still_replayed_by_its_key(tmp_path: Path) -> None:
     validators.embedded_only("its chain is in the directory")
-    settings = Settings(min_session_cap_usdc="0.000001")
-    with AgentPayServer(clock=START, data_dir=tmp_path, settings=settings) as server:
-        for desk in desk_of(server):
-            terms = desk.terms(cap_usdc="0.001")
-            session_id = desk.open(cap_usdc="0.001")
+    with served(tmp_path, min_session_cap_usdc="0.000001") as desk:
+        terms = desk.terms(cap_usdc="0.001")
+        session_id = desk.open(cap_usdc="0.001")
     with AgentPayServer(clock=START, data_dir=tmp_path) as server, raw_client(server) as http:
         again = http.post("/ext/v1/sessions", json=terms)
         assert (again.status_code, again.json()["session_id"]) == (201, session_id)
@@ -149,19 +134,16 @@ def test_on_a_public_cluster_an_idle_session_closes_after_a_day(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], hours: int | None
 ) -> None:
     chain_facts.state_to_services(monkeypatch, is_test_chain=False)
-    with AgentPayServer(clock=START, settings=Settings(**settings)) as server:
-        desks = desk_of(server)
-        desk = next(desks)
-        session_id = desk.open()
+    with served(**settings) as desk:
+        clock, session_id = desk.server.sandbox.clock, desk.open()
         for charged in (False, True):
-            server.sandbox.clock.advance(minutes=10)
+            clock.advance(minutes=10)
             if charged:
                 desk.charge(session_id, "1")
             closes = closes_at(desk)
-            begun = server.sandbox.clock.now() if charged else START
+            begun = clock.now() if charged else START
             assert (closes and (closes - begun).total_seconds()) == (hours and hours * 3600)
-        server.sandbox.clock.advance(hours=24)
+        clock.advance(hours=24)
         session = desk.http.get(f"/ext/v1/sessions/{session_id}").json()
         assert session["closing_reason"] == ("idle" if hours else None)
         assert session["status"] == ("settled" if hours else "open")
-        desks.close()

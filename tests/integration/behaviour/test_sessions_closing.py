@@ -3,20 +3,17 @@
 See interface S13 to S17.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any
 
 import money
 import pytest
 from server_world import START
-from session_desk import Desk, refused
+from session_desk import Desk, refused, served
 from watched_database import refuse
 
 from agentpay import errors
-from agentpay_server import AgentPayServer, DatabaseUnavailableError, Settings
+from agentpay_server import DatabaseUnavailableError
 
 # --- Dust, and a payee who cannot be paid
 
@@ -79,24 +76,16 @@ def test_a_payee_who_is_owed_nothing_does_not_block_the_settlement(desk: Desk) -
 # --- Sessions that close automatically
 
 
-@contextmanager
-def limited(**settings: Any) -> Iterator[tuple[AgentPayServer, str]]:
-    """A server with these limits, and an open session of 10 USDC."""
-    with AgentPayServer(clock=START, settings=Settings(**settings)) as server:
-        client = server.client()
-        payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
-        server.sandbox.fund(payer, 100)
-        yield server, server.sessions.open(account_id=payer, to=payee, cap_usdc=10).session_id
-
-
 def test_without_limits_a_session_stays_open() -> None:
-    with limited() as (server, session_id):
+    with served() as desk:
+        server, session_id = desk.server, desk.open()
         server.sandbox.clock.advance(hours=24 * 365)
         assert server.sessions.get(session_id).status == "open"
 
 
 def test_a_session_that_is_idle_closes_at_its_limit() -> None:
-    with limited(session_idle_seconds=60) as (server, session_id):
+    with served(session_idle_seconds=60) as desk:
+        server, session_id = desk.server, desk.open()
         server.sandbox.clock.advance(seconds=59)
         server.sessions.charge(session_id, amount=1)
         server.sandbox.clock.advance(seconds=59)
@@ -108,7 +97,8 @@ def test_a_session_that_is_idle_closes_at_its_limit() -> None:
 
 
 def test_a_session_closes_at_the_end_of_its_lifetime_paused_or_not() -> None:
-    with limited(session_lifetime_seconds=60, session_idle_seconds=50) as (server, session_id):
+    with served(session_lifetime_seconds=60, session_idle_seconds=50) as desk:
+        server, session_id = desk.server, desk.open()
         server.sandbox.clock.advance(seconds=40)
         session = server.sessions.charge(session_id, amount=1)
         server.client().policies.pause(session.account_id)
@@ -118,7 +108,8 @@ def test_a_session_closes_at_the_end_of_its_lifetime_paused_or_not() -> None:
 
 @pytest.mark.in_memory("a statement of SQLite fails")
 def test_a_session_that_cannot_be_claimed_does_not_block_an_advance(monkeypatch: pytest.MonkeyPatch) -> None:
-    with limited(session_idle_seconds=60) as (server, session_id):
+    with served(session_idle_seconds=60) as desk:
+        server, session_id = desk.server, desk.open()
         with monkeypatch.context() as full:
             refuse(full, "UPDATE sessions", DatabaseUnavailableError("the disk takes no more"))
             with pytest.raises(errors.OutcomeUnknownError, match="service_unavailable"):
@@ -129,7 +120,8 @@ def test_a_session_that_cannot_be_claimed_does_not_block_an_advance(monkeypatch:
 
 
 def test_a_session_due_while_the_chain_is_down_is_settled_later() -> None:
-    with limited(session_lifetime_seconds=60) as (server, session_id):
+    with served(session_lifetime_seconds=60) as desk:
+        server, session_id = desk.server, desk.open()
         with server.sandbox.fault("chain_down"):
             server.sandbox.clock.advance(seconds=3600)
             assert server.sessions.get(session_id).status == "closing"

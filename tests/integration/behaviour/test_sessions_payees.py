@@ -8,11 +8,9 @@ from typing import Any
 import money
 import pytest
 from payees import Payee
-from server_world import START, raw_client
-from session_desk import Desk, refused
+from session_desk import Desk, refused, served
 
 from agentpay.contract.usdc import to_micro
-from agentpay_server import AgentPayServer, Settings
 
 
 @pytest.fixture
@@ -218,21 +216,17 @@ def test_the_message_names_the_frozen_token_account(desk: Desk, whose: str, reas
 def test_closing_reason_names_the_automatic_close_or_the_obstacle(
     settings: dict[str, Any], reason: str
 ) -> None:
-    with AgentPayServer(clock=START, settings=Settings(**settings)) as server:
-        client = server.client()
-        payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
-        server.sandbox.fund(payer.account_id, 100)
-        with raw_client(server) as http:
-            desk = Desk(server, http, payer, payee)
-            session_id = charged(desk, payee.account_id)
-            asked = charged(desk, payee.account_id, idempotency_key="asked")
-            assert desk.close(asked).json()["closing_reason"] is None
-            money.freeze(server, payee.usdc_token_account)
-            server.sandbox.clock.advance(seconds=60)
-            assert shown(desk, session_id)["closing_reason"] == "payee_frozen"
-            money.thaw(server, payee.usdc_token_account)
-            server.sandbox.clock.advance(minutes=1)
-            session = shown(desk, session_id)
-            assert (session["status"], session["closing_reason"]) == ("settled", reason)
-            # To close it again asks for nothing that was not done.
-            assert desk.close(session_id).json() == session
+    with served(**settings) as desk:
+        payee, clock = desk.payee, desk.server.sandbox.clock
+        session_id = charged(desk, payee.account_id)
+        asked = charged(desk, payee.account_id, idempotency_key="asked")
+        assert desk.close(asked).json()["closing_reason"] is None
+        money.freeze(desk.server, payee.usdc_token_account)
+        clock.advance(seconds=60)
+        assert shown(desk, session_id)["closing_reason"] == "payee_frozen"
+        money.thaw(desk.server, payee.usdc_token_account)
+        clock.advance(minutes=1)
+        session = shown(desk, session_id)
+        assert (session["status"], session["closing_reason"]) == ("settled", reason)
+        # To close it again asks for nothing that was not done.
+        assert desk.close(session_id).json() == session
