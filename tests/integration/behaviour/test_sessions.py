@@ -43,6 +43,14 @@ def test_opening_moves_the_cap_into_an_escrow(desk: Desk) -> None:
     }
 
 
+def test_a_cap_may_equal_what_is_left_of_the_balance_and_not_exceed_it(desk: Desk) -> None:
+    desk.open()
+    over = desk.ask(cap_usdc="90.000001", idempotency_key="over")
+    assert "90.000000" in refused(over, "insufficient_balance", "rejected", None)
+    desk.open(cap_usdc="90", idempotency_key="rest")
+    assert desk.held() == (0, 0)
+
+
 def test_a_session_is_settled_exactly_and_emits_its_event(desk: Desk) -> None:
     session_id = desk.open(category="data")
     for amount in ("1", "2.500001"):
