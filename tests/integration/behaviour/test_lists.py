@@ -411,7 +411,8 @@ def test_items_with_times_out_of_order_are_found(server: AgentPayServer, client:
         client.transfers.create(from_=payer, to=payee, amount=1)
     ids = [row["event_id"] for row in money.rows(server, "events")][:5]
     for event_id, seconds in zip(ids, (0, 100, 90, 110, 95), strict=True):
-        at_us = int(START.timestamp() + seconds) * 1_000_000
+        # Within the millisecond that is shown.
+        at_us = int(START.timestamp() + seconds) * 1_000_000 + 999
         money.change(server, "events", {"created_us": at_us}, event_id=event_id)
 
     def found(**moments: int) -> list[int]:
