@@ -1,6 +1,5 @@
 """The audit trail: who changed what, before, after and when, in the commit that makes the change."""
 
-import re
 from typing import Any
 
 import books
@@ -11,7 +10,7 @@ import pytest
 from attrs import frozen
 from money import rows
 from sellers import ORIGIN, Seller
-from server_world import START, Funded, made_key, refused, state_of
+from server_world import START, Funded, made_key, raw_client, refused, state_of
 from session_desk import Desk
 from watched_database import refuse
 
@@ -76,11 +75,16 @@ def paying(http: httpx.Client, funded: Funded) -> Paying:
 
 
 def test_a_transfer_has_amount_recipient_and_outcome(server: AgentPayServer, paying: Paying) -> None:
-    answer = paying.http.post("/v1/transfers", json=paying.order("2.5", memo="dataset 7", category="data"))
+    """Once, however often it is asked for, with the key that asked first."""
+    order = paying.order("2.5", memo="dataset 7", category="data")
+    key = server.agent_keys.create(paying.payer.account_id)
+    with raw_client(server, key.key) as agent:
+        answer = agent.post("/v1/transfers", json=order)
     transfer = answer.json()
+    assert paying.http.post("/v1/transfers", json=order).json() == transfer
     (entry,) = entries(server, transfer["transfer_id"])
     assert entry.action == "transfers.create"
-    assert entry.key_id == server._running.server.operator.key_id
+    assert entry.key_id == key.key_id
     assert entry.request_id == answer.headers["x-request-id"]
     assert entry.created_at == START
     assert entry.before is None
@@ -110,14 +114,6 @@ def test_a_refused_transfer_is_audited_with_the_reason(
     ]
 
 
-def test_an_entry_of_an_agent_has_its_key_id(server: AgentPayServer, paying: Paying) -> None:
-    key = server.agent_keys.create(paying.payer.account_id)
-    transfer = server.client(api_key=key.key).transfers.create(
-        from_=paying.payer.account_id, to=paying.payee.account_id, amount=1
-    )
-    assert [entry.key_id for entry in entries(server, transfer.transfer_id)] == [key.key_id]
-
-
 # --- Approvals --------------------------------------------------------------------------------------------
 
 
@@ -145,15 +141,6 @@ def test_an_escalation_and_its_approval_are_two_entries(
     ]
 
 
-def test_a_rejection_is_audited_with_its_reason(server: AgentPayServer, waiting: str) -> None:
-    server.approvals.reject(waiting, reason="Ask legal first")
-    *_, rejected = entries(server, waiting)
-    assert rejected.action == "approvals.reject"
-    assert rejected.key_id == server._running.server.operator.key_id
-    assert rejected.after["status"] == "rejected"
-    assert "Ask legal first" in rejected.after["message"]
-
-
 def test_an_expiry_is_audited_as_the_server(server: AgentPayServer, waiting: str) -> None:
     server.sandbox.clock.advance(DAY)
     *_, expired = entries(server, waiting)
@@ -170,8 +157,11 @@ def test_a_session_is_audited_from_opening_to_close(desk: Desk) -> None:
     desk.charge(session_id, "1.5", "call-1")
     desk.charge(session_id, "0.25", "call-2")
     desk.charge(session_id, "0.25", "call-2")
+    desk.charge(session_id, "100")
+    desk.open(category="data")
     signature = desk.server.sessions.get(session_id).tx_signature
-    desk.close(session_id)
+    for _ in range(2):
+        desk.close(session_id)
     assert told(desk.server, session_id) == [
         (
             "sessions.open",
@@ -228,21 +218,73 @@ def test_an_automatic_close_is_audited_as_the_server() -> None:
 # --- Everything else --------------------------------------------------------------------------------------
 
 
-def test_creating_and_revoking_keys_is_audited(server: AgentPayServer, funded: Funded) -> None:
-    account_id = funded().account_id
-    agent = server.agent_keys.create(account_id, name="laptop")
+def test_each_operation_is_audited_with_what_it_changed(server: AgentPayServer, client: AgentPay) -> None:
+    account = client.accounts.create(name="Research bot", metadata={"team": "search"})
+    funding = server.sandbox.fund(account.account_id, "2.5")
+    agent = server.agent_keys.create(account.account_id, name="laptop")
     server.agent_keys.revoke(agent.key_id)
     operator = server.operator_keys.create(name="ops")
     server.operator_keys.revoke(operator.key_id)
-    bound = {"account_id": account_id, "name": "laptop"}
-    assert told(server, agent.key_id) == [
-        ("agent_keys.create", None, bound),
-        ("agent_keys.revoke", bound, None),
-    ]
-    assert told(server, operator.key_id) == [
-        ("operator_keys.create", None, {"name": "ops"}),
-        ("operator_keys.revoke", {"name": "ops"}, None),
-    ]
+    webhook = client.webhooks.create(
+        url="https://example.com/hooks",
+        events=["transfer.settled", "balance.low_threshold"],
+        account_ids=[account.account_id],
+        low_balance_threshold_usdc="2.5",
+    )
+    server.webhooks.rotate_secret(str(webhook.webhook_id), overlap_seconds=60)
+    server.webhooks.delete(str(webhook.webhook_id))
+    outside = server.sandbox.create_token_account()
+    tenant = server.sandbox.create_operator("second")
+    server.sandbox.clock.advance(90)
+    snapshot = server.sandbox.snapshot()
+    server.sandbox.restore(snapshot)
+
+    bound = {"account_id": account.account_id, "name": "laptop"}
+    hook = {
+        "url": "https://example.com/hooks",
+        "events": ["transfer.settled", "balance.low_threshold"],
+        "account_ids": [account.account_id],
+        "low_balance_threshold_usdc": 2.5,
+    }
+    addresses = {"chain_address": account.chain_address, "usdc_token_account": account.usdc_token_account}
+    minted = {"amount_usdc": "2.500000", "tx_signature": funding.tx_signature}
+    now, then = "2026-01-01T00:01:30.000Z", "2026-01-01T00:00:00.000Z"
+    for subject, said in (
+        (
+            account.account_id,
+            [
+                ("accounts.create", None, {"name": "Research bot", "handle": "@research-bot", **addresses}),
+                ("sandbox.accounts.fund", None, minted),
+            ],
+        ),
+        (agent.key_id, [("agent_keys.create", None, bound), ("agent_keys.revoke", bound, None)]),
+        (
+            operator.key_id,
+            [
+                ("operator_keys.create", None, {"name": "ops"}),
+                ("operator_keys.revoke", {"name": "ops"}, None),
+            ],
+        ),
+        (
+            str(webhook.webhook_id),
+            [
+                ("webhooks.create", None, hook),
+                ("webhooks.rotate_secret", None, {"overlap_seconds": 60}),
+                ("webhooks.delete", hook, None),
+            ],
+        ),
+        (outside.usdc_token_account, [("sandbox.token_accounts.create", None, {"owner": outside.owner})]),
+        (tenant.operator_id, [("sandbox.operators.create", None, {"name": "second"})]),
+        ("clock", [("sandbox.clock.advance", {"now": then}, {"now": now, "seconds": 90})]),
+        (
+            snapshot.snapshot_id,
+            [
+                ("sandbox.snapshots.create", None, None),
+                ("sandbox.snapshots.restore", None, {"created_at": now}),
+            ],
+        ),
+    ):
+        assert told(server, subject) == said
 
 
 def test_revoking_the_key_of_a_run_is_audited(tmp_path: Any) -> None:
@@ -255,72 +297,6 @@ def test_revoking_the_key_of_a_run_is_audited(tmp_path: Any) -> None:
             ("operator_keys.create", lent),
             ("operator_keys.revoke", None),
         ]
-
-
-def test_a_webhook_is_audited_with_all_its_fields(server: AgentPayServer, funded: Funded) -> None:
-    account_id = funded().account_id
-    webhook = server.client().webhooks.create(
-        url="https://example.com/hooks",
-        events=["transfer.settled", "balance.low_threshold"],
-        account_ids=[account_id],
-        low_balance_threshold_usdc="2.5",
-    )
-    assert webhook.webhook_id is not None
-    server.webhooks.rotate_secret(webhook.webhook_id, overlap_seconds=60)
-    server.webhooks.delete(webhook.webhook_id)
-    fields = {
-        "url": "https://example.com/hooks",
-        "events": ["transfer.settled", "balance.low_threshold"],
-        "account_ids": [account_id],
-        "low_balance_threshold_usdc": 2.5,
-    }
-    assert told(server, webhook.webhook_id) == [
-        ("webhooks.create", None, fields),
-        ("webhooks.rotate_secret", None, {"overlap_seconds": 60}),
-        ("webhooks.delete", fields, None),
-    ]
-
-
-def test_sandbox_operations_are_audited(server: AgentPayServer, client: AgentPay) -> None:
-    account = client.accounts.create(name="a")
-    funding = server.sandbox.fund(account.account_id, "2.5")
-    outside = server.sandbox.create_token_account()
-    operator = server.sandbox.create_operator("second")
-    server.sandbox.clock.advance(90)
-    snapshot = server.sandbox.snapshot()
-    server.sandbox.restore(snapshot)
-
-    *_, funded = told(server, account.account_id)
-    after = {"amount_usdc": "2.500000", "tx_signature": funding.tx_signature}
-    assert funded == ("sandbox.accounts.fund", None, after)
-    assert told(server, outside.usdc_token_account) == [
-        ("sandbox.token_accounts.create", None, {"owner": outside.owner})
-    ]
-    assert told(server, operator.operator_id) == [("sandbox.operators.create", None, {"name": "second"})]
-    now, then = "2026-01-01T00:01:30.000Z", "2026-01-01T00:00:00.000Z"
-    assert told(server, "clock") == [
-        ("sandbox.clock.advance", {"now": then}, {"now": now, "seconds": 90}),
-    ]
-    assert told(server, snapshot.snapshot_id) == [
-        ("sandbox.snapshots.create", None, None),
-        ("sandbox.snapshots.restore", None, {"created_at": now}),
-    ]
-
-
-def test_an_account_is_audited_with_its_addresses(server: AgentPayServer, client: AgentPay) -> None:
-    account = client.accounts.create(name="Research bot", metadata={"team": "search"})
-    assert told(server, account.account_id) == [
-        (
-            "accounts.create",
-            None,
-            {
-                "name": "Research bot",
-                "handle": "@research-bot",
-                "chain_address": account.chain_address,
-                "usdc_token_account": account.usdc_token_account,
-            },
-        )
-    ]
 
 
 # --- All of it --------------------------------------------------------------------------------------------
@@ -479,28 +455,6 @@ def test_a_key_that_ends_after_its_check_changes_nothing(
     assert state_of(stage.server) == state
 
 
-UNPROMPTED = {
-    "approvals.expire",
-    "transfers.fail",
-    "sessions.fail",
-    "operators.create",
-    "transaction.landed_after_expiry",
-    "account.unknown_debit",
-    "session.unknown_payout",
-}
-"""What no endpoint causes."""
-
-
-def test_every_action_is_an_operation_or_a_server_action(stage: Stage) -> None:
-    for endpoint in MUTATING:
-        if endpoint.name not in ("sandbox.snapshots.restore", "sandbox.reset"):
-            stage.request(endpoint)
-    stage.server.sandbox.clock.advance(2 * DAY)
-    actions = {row["action"] for row in rows(stage.server, "audit")}
-    names = {endpoint.name for endpoint in BOUND_ENDPOINTS if endpoint.method != "GET"}
-    assert actions - names <= UNPROMPTED
-
-
 def test_the_audit_trail_contains_no_secret() -> None:
     given = made_key()
     with AgentPayServer(operator_key=given) as server:
@@ -516,10 +470,6 @@ def test_the_audit_trail_contains_no_secret() -> None:
             server.sandbox.create_operator("second").key,
         ]
         trail = str(rows(server, "audit"))
-    assert len(rows_of(trail)) >= 7
+    assert trail.count("'action': '") >= 7
     for secret in secrets:
         assert secret[-20:] not in trail
-
-
-def rows_of(trail: str) -> list[str]:
-    return re.findall(r"'action': '([a-z_.]+)'", trail)

@@ -80,11 +80,6 @@ def test_nothing_else_is_served(served: httpx.Client, path: str) -> None:
     assert HEADERS.items() <= dict(response.headers).items()
 
 
-def test_methods_other_than_get_are_405(served: httpx.Client) -> None:
-    response = served.post("/dashboard", content=b"{}")
-    assert (response.status_code, response.headers["allow"]) == (405, "GET")
-
-
 def test_the_root_redirects_to_the_dashboard(served: httpx.Client) -> None:
     response = served.get("/", follow_redirects=False)
     assert (response.status_code, response.headers["location"]) == (303, "/dashboard")

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from contextlib import asynccontextmanager
+from typing import Any
 
 import attrs
 import httpx
@@ -12,7 +13,7 @@ from sqlalchemy import select
 
 from agentpay import webhooks
 from agentpay.contract.accounts import CreateAccount
-from agentpay.contract.ext.deliveries import ListDeliveries, ListEvents, ReplayEvent
+from agentpay.contract.ext.deliveries import Delivery, ListDeliveries, ListEvents, ReplayEvent
 from agentpay.contract.transfers import CreateTransfer
 from agentpay.contract.webhooks import CreateWebhook
 from agentpay_server import Settings
@@ -139,9 +140,7 @@ async def with_events(
         for name in "ab"
     ]
     await runtime.services.built["sandbox"].fund(principal, payer.account_id, Fund(amount=1000))
-    webhook = await runtime.services.built["webhooks"].webhooks.create(
-        principal, CreateWebhook(url=URL, events=types)
-    )
+    webhook = await hooks(runtime).webhooks.create(principal, CreateWebhook(url=URL, events=types))
     for number in range(count):
         request = CreateTransfer(
             from_=payer.account_id, to=payee.account_id, amount=1, idempotency_key=f"k{number}"
@@ -154,6 +153,15 @@ async def statuses(runtime) -> list[str]:
     return await runtime.context.database.read(
         lambda connection: list(connection.execute(select(tables.deliveries.c.status)).scalars())
     )
+
+
+def hooks(runtime) -> Any:
+    return runtime.services.built["webhooks"]
+
+
+async def only(runtime) -> Delivery:
+    (delivery,) = (await hooks(runtime).deliveries.list_deliveries(runtime.principal, ListDeliveries())).data
+    return delivery
 
 
 class DiedError(Exception):
@@ -201,7 +209,7 @@ async def test_a_leased_delivery_cannot_be_claimed_again(real_time):
     receiver = Receiver()
     async with runtime_on(MemoryDatabase(), receiver) as runtime:
         await with_events(runtime, 3)
-        deliveries = runtime.services.built["webhooks"].sender
+        deliveries = hooks(runtime).sender
 
         first = await deliveries.claim(2)
         second = await deliveries.claim(2)
@@ -217,12 +225,12 @@ async def test_an_attempt_that_ends_after_its_lease_is_posted_once(real_time):
     receiver = Receiver()
     async with runtime_on(MemoryDatabase(), receiver) as runtime:
         await with_events(runtime, 1)
-        (slow,) = await runtime.services.built["webhooks"].sender.claim(1)
+        (slow,) = await hooks(runtime).sender.claim(1)
         real_time[0] += LEASE_US
-        (quick,) = await runtime.services.built["webhooks"].sender.claim(1)
+        (quick,) = await hooks(runtime).sender.claim(1)
 
-        await runtime.services.built["webhooks"].sender.attempt(quick)
-        await runtime.services.built["webhooks"].sender.attempt(slow)
+        await hooks(runtime).sender.attempt(quick)
+        await hooks(runtime).sender.attempt(slow)
 
         assert len(receiver.posts) == 2
         attempts = await runtime.context.database.read(store.attempts, slow.delivery_id)
@@ -234,11 +242,9 @@ async def test_a_new_process_voids_earlier_leases():
     async with runtime_on(database, receiver) as killed:
         await with_events(killed, 3)
         # Killed: after a claim, after a post, and before anything.
-        claimed = await killed.services.built["webhooks"].sender.claim(2)
-        headers = killed.services.built["webhooks"].sender._headers(
-            claimed[1], claimed[1].body.encode(), 1, 0
-        )
-        await killed.services.built["webhooks"].poster.post(claimed[1].url, headers, claimed[1].body.encode())
+        claimed = await hooks(killed).sender.claim(2)
+        headers = hooks(killed).sender._headers(claimed[1], claimed[1].body.encode(), 1, 0)
+        await hooks(killed).poster.post(claimed[1].url, headers, claimed[1].body.encode())
 
     async with runtime_on(database, receiver) as restarted:
         await restarted.services.schedule.advance(0)
@@ -262,19 +268,13 @@ async def test_a_delivery_with_an_unreadable_secret_is_undelivered_and_can_be_re
             await runtime.services.schedule.advance(10**11)
 
         assert receiver.posts == []
-        (delivery,) = (
-            await runtime.services.built["webhooks"].deliveries.list_deliveries(
-                runtime.principal, ListDeliveries()
-            )
-        ).data
+        delivery = await only(runtime)
         assert (delivery.status, delivery.next_attempt_at) == ("undelivered", None)
         assert [attempt.status_code for attempt in delivery.attempts] == [None] * 5
         assert {attempt.error for attempt in delivery.attempts} == {service.UNSIGNED}
         assert secret not in str(delivery)
 
-        await runtime.services.built["webhooks"].deliveries.replay(
-            runtime.principal, delivery.event_id, ReplayEvent()
-        )
+        await hooks(runtime).deliveries.replay(runtime.principal, delivery.event_id, ReplayEvent())
         await runtime.services.schedule.advance(0)
         (post,) = receiver.posts
         webhooks.verify(post.content, post.headers, secret)
@@ -313,21 +313,13 @@ async def test_any_exception_of_an_attempt_is_a_failed_attempt(error, real_time)
     async with runtime_on(MemoryDatabase(), receiver) as runtime:
         await with_events(runtime, 1)
         await runtime.services.schedule.advance(0)
-        (delivery,) = (
-            await runtime.services.built["webhooks"].deliveries.list_deliveries(
-                runtime.principal, ListDeliveries()
-            )
-        ).data
+        delivery = await only(runtime)
         assert (delivery.status, len(delivery.attempts)) == ("retrying", 1)
-        assert await runtime.services.built["webhooks"].sender.next_due_us() is not None, "no lease is left"
+        assert await hooks(runtime).sender.next_due_us() is not None, "no lease is left"
 
         await runtime.services.schedule.advance(10**11)
 
-        (delivery,) = (
-            await runtime.services.built["webhooks"].deliveries.list_deliveries(
-                runtime.principal, ListDeliveries()
-            )
-        ).data
+        delivery = await only(runtime)
         assert (delivery.status, delivery.next_attempt_at) == ("undelivered", None)
         assert {attempt.error for attempt in delivery.attempts} == {f"no answer: {type(error).__name__}"}
         assert (receiver.posts, len(delivery.attempts)) == (5, 5)
@@ -338,8 +330,8 @@ async def test_an_attempt_that_is_ended_with_its_server_is_not_posted():
     receiver, database = Hanging(), Kept()
     async with runtime_on(database, receiver) as runtime:
         await with_events(runtime, 1)
-        (delivery,) = await runtime.services.built["webhooks"].sender.claim(1)
-        attempt = asyncio.create_task(runtime.services.built["webhooks"].sender.attempt(delivery))
+        (delivery,) = await hooks(runtime).sender.claim(1)
+        attempt = asyncio.create_task(hooks(runtime).sender.attempt(delivery))
         await receiver.posted.wait()
         attempt.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -426,22 +418,20 @@ class RunningAt:
 
 def dispatcher(runtime) -> WebhookSender:
     """Return what claims as on a running clock."""
-    return WebhookSender(
-        attrs.evolve(runtime.context, clock=RunningAt()), runtime.services.built["webhooks"].poster
-    )
+    return WebhookSender(attrs.evolve(runtime.context, clock=RunningAt()), hooks(runtime).poster)
 
 
 async def replayed_to(runtime, count: int, principal=None) -> str:
     """Register another webhook, replay the newest `count` events to it, and return its identifier."""
     principal = principal or runtime.principal
-    webhook = await runtime.services.built["webhooks"].webhooks.create(
+    webhook = await hooks(runtime).webhooks.create(
         principal, CreateWebhook(url=URL, events=("transfer.rejected",))
     )
-    page = await runtime.services.built["webhooks"].deliveries.list_events(
+    page = await hooks(runtime).deliveries.list_events(
         principal, ListEvents(type="transfer.settled", limit=count)
     )
     for event in page.data:
-        await runtime.services.built["webhooks"].deliveries.replay(
+        await hooks(runtime).deliveries.replay(
             principal, event.id, ReplayEvent(webhook_id=webhook.webhook_id)
         )
     return webhook.webhook_id
@@ -507,9 +497,7 @@ async def test_on_a_manual_clock_deliveries_are_claimed_in_order_of_due_time():
         await with_events(runtime, 12)
         await replayed_to(runtime, 5)
 
-        claimed = [
-            (await runtime.services.built["webhooks"].sender.claim(1))[0].delivery_id for _ in range(17)
-        ]
+        claimed = [(await hooks(runtime).sender.claim(1))[0].delivery_id for _ in range(17)]
 
         by_seq = select(tables.deliveries.c.delivery_id).order_by(tables.deliveries.c.seq)
         assert claimed == await runtime.context.database.read(

@@ -97,25 +97,16 @@ def fields_of(endpoint, account_ids):
     return st.dictionaries(st.sampled_from(names or ["x"]), plausible | json_values, max_size=8)
 
 
-@given(endpoint=endpoints, body=st.binary(max_size=300), as_agent=st.booleans())
-def test_random_bytes_get_a_declared_response(world, endpoint, body, as_agent):
+BODIES = {"bytes": st.binary(max_size=300), "json": json_values.map(json.dumps)}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+@given(data=st.data(), endpoint=endpoints, as_agent=st.booleans())
+def test_random_bodies_get_a_declared_response(world, kind, data, endpoint, as_agent):
     clients, (account_id, _) = world
+    path, content = path_of(endpoint, account_id=account_id), data.draw(BODIES[kind])
 
-    judged(
-        endpoint,
-        clients[as_agent].request(endpoint.method, path_of(endpoint, account_id=account_id), content=body),
-    )
-
-
-@given(endpoint=endpoints, body=json_values, as_agent=st.booleans())
-def test_random_json_gets_a_declared_response(world, endpoint, body, as_agent):
-    clients, (account_id, _) = world
-
-    content = json.dumps(body)
-    judged(
-        endpoint,
-        clients[as_agent].request(endpoint.method, path_of(endpoint, account_id=account_id), content=content),
-    )
+    judged(endpoint, clients[as_agent].request(endpoint.method, path, content=content))
 
 
 @given(

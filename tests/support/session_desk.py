@@ -1,13 +1,17 @@
 """A payer and a payee, and the ways to open, charge and close sessions between them over HTTP."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import money
 from attrs import frozen
+from server_world import START, raw_client
 
 from agentpay.contract.accounts import Account
-from agentpay_server import AgentPayServer
+from agentpay_server import AgentPayServer, Settings
 
 
 @frozen
@@ -59,6 +63,19 @@ class Desk:
 
     def detail(self) -> Any:
         return self.server.console.details(self.payer.account_id)
+
+
+@contextmanager
+def served(data_dir: Path | None = None, **settings: Any) -> Iterator[Desk]:
+    """A server of its own with these settings, and the desk there."""
+    with (
+        AgentPayServer(clock=START, data_dir=data_dir, settings=Settings(**settings)) as server,
+        raw_client(server) as http,
+    ):
+        client = server.client()
+        payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
+        server.sandbox.fund(payer.account_id, 100)
+        yield Desk(server, http, payer, payee)
 
 
 def refused(response: httpx.Response, error: str, status: str, session_id: str | None) -> str:

@@ -4,15 +4,15 @@ See interface AP1 to AP5.
 """
 
 from collections.abc import Callable
-from decimal import Decimal
 from typing import Any
 
 import httpx
 import money
 import pytest
-from server_world import START, UNKNOWN_TRANSFER, Funded, raw_client, refused, state_of
+from attrs import frozen
+from server_world import START, Funded, refused, state_of
 
-from agentpay import AgentPay, ConflictError, InsufficientBalanceError, NotFoundError
+from agentpay import AgentPay, ConflictError
 from agentpay.contract.accounts import Account
 from agentpay.contract.transfers import Transfer
 from agentpay.errors import PolicyViolationError
@@ -20,34 +20,33 @@ from agentpay_server import AgentPayServer, Settings
 
 DAY_SECONDS = 24 * 3600
 
-Escalated = Callable[..., Transfer]
 
+@frozen
+class Office:
+    """A payer with 100 USDC, from whom 10 USDC or more wait for an operator, and a payee."""
 
-@pytest.fixture
-def payer(funded: Funded, client: AgentPay) -> Account:
-    """An account with 100 USDC, from which 10 USDC or more wait for an operator."""
-    account = funded("100")
-    client.policies.update(account.account_id, escalation_threshold=10)
-    return account
+    server: AgentPayServer
+    http: httpx.Client
+    client: AgentPay
+    payer: Account
+    payee: Account
 
-
-@pytest.fixture
-def payee(funded: Funded) -> Account:
-    return funded("1", name="Payee")
-
-
-@pytest.fixture
-def escalated(client: AgentPay, payer: Account, payee: Account) -> Escalated:
-    """A factory of transfers that wait for an operator."""
-
-    def ask(amount: str = "25", *, key: str = "key-1", **more: Any) -> Transfer:
-        transfer = client.transfers.create(
-            from_=payer.account_id, to=payee.account_id, amount=amount, idempotency_key=key, **more
-        )
+    def escalated(self, amount: str = "25", *, key: str = "key-1", **more: Any) -> Transfer:
+        """Ask for a transfer that waits."""
+        transfer = self.pay(amount, key=key, **more)
         assert transfer.status == "pending_approval"
         return transfer
 
-    return ask
+    def pay(self, amount: str, *, key: str | None = None, **more: Any) -> Transfer:
+        parties = {"from_": self.payer.account_id, "to": self.payee.account_id}
+        return self.client.transfers.create(**parties, amount=amount, idempotency_key=key, **more)
+
+
+@pytest.fixture
+def office(server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: Funded) -> Office:
+    payer, payee = funded("100"), funded("1", name="Payee")
+    client.policies.update(payer.account_id, escalation_threshold=10)
+    return Office(server, http, client, payer, payee)
 
 
 def post(http: httpx.Client, transfer: Transfer, verb: str, body: object = None) -> httpx.Response:
@@ -80,75 +79,46 @@ def audited(server: AgentPayServer) -> list[tuple[str, str, Any, Any]]:
 # --- Waiting ----------------------------------------------------------------------------------------------
 
 
-def test_a_pending_transfer_reserves_and_signs_nothing(
-    server: AgentPayServer, client: AgentPay, escalated: Escalated, payer: Account, payee: Account
-) -> None:
-    client.policies.update(payer.account_id, max_daily_spend=30)
-    waiting = escalated("25")
-    assert waiting.tx_signature is None
-    detail = server.console.details(payer.account_id)
+def test_a_pending_transfer_is_listed_until_it_is_decided_and_reserves_nothing(office: Office) -> None:
+    office.client.policies.update(office.payer.account_id, max_daily_spend=30)
+    waiting = office.escalated("25", key="first", memo="dataset 7", category="data")
+    assert office.http.get("/ext/v1/console/approvals").json()["data"] == [
+        {
+            "transfer_id": waiting.transfer_id,
+            "status": "pending_approval",
+            "from": office.payer.account_id,
+            "to": office.payee.account_id,
+            "amount_usdc": "25.000000",
+            "memo": "dataset 7",
+            "idempotency_key": "first",
+            "tx_signature": None,
+            "chain_explorer_url": None,
+            "settled_at": None,
+            "category": "data",
+            "created_at": "2026-01-01T00:00:00.000Z",
+            "expires_at": "2026-01-02T00:00:00.000Z",
+        }
+    ]
+    detail = office.server.console.details(office.payer.account_id)
     assert (detail.spent_usdc, detail.reserved_usdc, detail.remaining_usdc) == (0, 0, 30)
-    # The whole limit is still there for others.
-    for number in range(3):
-        client.transfers.create(
-            from_=payer.account_id, to=payee.account_id, amount="9", idempotency_key=f"small-{number}"
-        )
-    assert event_types(server, waiting) == ["escalation.required"]
-
-
-def test_pending_transfers_are_listed_newest_first(
-    server: AgentPayServer, http: httpx.Client, escalated: Escalated, payer: Account, payee: Account
-) -> None:
-    first = escalated("10", key="first", memo="dataset 7", category="data")
-    server.sandbox.clock.advance(60)
-    second = escalated("11", key="second")
-    page = http.get("/ext/v1/console/approvals").json()
-    assert [item["transfer_id"] for item in page["data"]] == [second.transfer_id, first.transfer_id]
-    assert (page["cursor"], page["has_more"]) == ("", False)
-    assert page["data"][1] == {
-        "transfer_id": first.transfer_id,
-        "status": "pending_approval",
-        "from": payer.account_id,
-        "to": payee.account_id,
-        "amount_usdc": "10.000000",
-        "memo": "dataset 7",
-        "idempotency_key": "first",
-        "tx_signature": None,
-        "chain_explorer_url": None,
-        "settled_at": None,
-        "category": "data",
-        "created_at": "2026-01-01T00:00:00.000Z",
-        "expires_at": "2026-01-02T00:00:00.000Z",
-    }
-    listed = list(server.approvals.list(limit=1))
-    assert [item.transfer_id for item in listed] == [second.transfer_id, first.transfer_id]
-    assert listed[1].category == "data"
-
-
-def test_only_pending_transfers_are_listed(
-    server: AgentPayServer, client: AgentPay, escalated: Escalated, payer: Account, payee: Account
-) -> None:
-    approved, rejected, waiting = (escalated(key=key) for key in "abc")
-    client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
-    server.approvals.approve(approved.transfer_id)
-    server.approvals.reject(rejected.transfer_id)
-    assert [item.transfer_id for item in server.approvals.list()] == [waiting.transfer_id]
+    assert event_types(office.server, waiting) == ["escalation.required"]
+    approved, rejected = office.escalated(key="a"), office.escalated(key="b")
+    # The whole limit is still there for others, and none of what waits has any of it.
+    office.pay("5")
+    office.server.approvals.approve(approved.transfer_id)
+    office.server.approvals.reject(rejected.transfer_id)
+    assert [item.transfer_id for item in office.server.approvals.list()] == [waiting.transfer_id]
+    with pytest.raises(PolicyViolationError, match=r"max_daily_spend is 30\.000000"):
+        office.server.approvals.approve(waiting.transfer_id)
 
 
 # --- Approving --------------------------------------------------------------------------------------------
 
 
-def test_an_approved_transfer_is_executed_like_any_other(
-    server: AgentPayServer,
-    http: httpx.Client,
-    client: AgentPay,
-    escalated: Escalated,
-    payer: Account,
-    payee: Account,
-) -> None:
-    waiting = escalated("25", memo="dataset 7")
-    server.sandbox.clock.advance(3600)
-    answer = post(http, waiting, "approve")
+def test_an_approved_transfer_is_executed_like_any_other(office: Office) -> None:
+    waiting = office.escalated("25", memo="dataset 7")
+    office.server.sandbox.clock.advance(3600)
+    answer = post(office.http, waiting, "approve")
     assert answer.status_code == 200, answer.text
     body = answer.json()
     assert set(body) == money.TEN_FIELDS
@@ -156,12 +126,16 @@ def test_an_approved_transfer_is_executed_like_any_other(
     assert (body["memo"], body["idempotency_key"]) == ("dataset 7", "key-1")
     assert body["settled_at"] == "2026-01-01T01:00:00.000Z"
     assert body["tx_signature"] in body["chain_explorer_url"]
-    assert client.transfers.get(waiting.transfer_id).tx_signature == body["tx_signature"]
-    assert money.held(server, payee.usdc_token_account) == 26_000_000
-    assert event_types(server, waiting) == ["escalation.required", "transfer.initiated", "transfer.settled"]
-    entry = money.entries(server, payer.account_id)[0]
+    assert office.client.transfers.get(waiting.transfer_id).tx_signature == body["tx_signature"]
+    assert money.held(office.server, office.payee.usdc_token_account) == 26_000_000
+    assert event_types(office.server, waiting) == [
+        "escalation.required",
+        "transfer.initiated",
+        "transfer.settled",
+    ]
+    entry = money.entries(office.server, office.payer.account_id)[0]
     assert (entry["type"], entry["transfer_id"]) == ("transfer", waiting.transfer_id)
-    assert audited(server) == [
+    assert audited(office.server) == [
         (
             "approvals.approve",
             waiting.transfer_id,
@@ -171,17 +145,17 @@ def test_an_approved_transfer_is_executed_like_any_other(
     ]
 
 
-def test_an_approved_transfer_counts_toward_the_limit_from_its_approval(
-    server: AgentPayServer, client: AgentPay, escalated: Escalated, payer: Account
-) -> None:
-    client.policies.update(payer.account_id, max_daily_spend=30)
-    waiting = escalated("25")
-    server.sandbox.clock.advance(DAY_SECONDS - 1)
-    server.approvals.approve(waiting.transfer_id)
-    server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
-    assert server.console.details(payer.account_id).spent_usdc == 25
-    server.sandbox.clock.advance(0.000001)
-    assert server.console.details(payer.account_id).spent_usdc == 0
+def test_an_approved_transfer_counts_toward_the_limit_from_its_approval(office: Office) -> None:
+    office.client.policies.update(office.payer.account_id, max_daily_spend=30)
+    waiting = office.escalated("25")
+    # It is not office.escalated again, and in time until the last microsecond.
+    office.client.policies.update(office.payer.account_id, escalation_threshold=0)
+    office.server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
+    assert office.server.approvals.approve(waiting.transfer_id).status == "settled"
+    office.server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
+    assert office.server.console.details(office.payer.account_id).spent_usdc == 25
+    office.server.sandbox.clock.advance(0.000001)
+    assert office.server.console.details(office.payer.account_id).spent_usdc == 0
 
 
 REFUSALS: list[tuple[dict[str, Any], str, str]] = [
@@ -190,105 +164,81 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"allowed_counterparties": []}, "policy_violation", "allowed_counterparties"),
     ({"categories": ["data"]}, "policy_violation", "categories"),
     ({"max_single_transfer": "24.999999"}, "policy_violation", "max_single_transfer"),
-    ({"max_daily_spend": "24.999999"}, "policy_violation", "max_daily_spend"),
+    ({"max_daily_spend": "24.999999", "escalation_threshold": 0}, "policy_violation", "max_daily_spend"),
 ]
 
 
 @pytest.mark.parametrize(("change", "error", "named"), REFUSALS)
 def test_an_approval_refused_by_the_current_policy_rejects_the_transfer(
-    server: AgentPayServer,
-    http: httpx.Client,
-    client: AgentPay,
-    escalated: Escalated,
-    payer: Account,
-    payee: Account,
-    change: dict[str, Any],
-    error: str,
-    named: str,
+    office: Office, change: dict[str, Any], error: str, named: str
 ) -> None:
-    waiting = escalated("25")
-    before = client.policies.get(payer.account_id)
-    client.policies.update(payer.account_id, **change)
-    answer = post(http, waiting, "approve")
+    waiting = office.escalated("25")
+    before = office.client.policies.get(office.payer.account_id)
+    office.client.policies.update(office.payer.account_id, **change)
+    answer = post(office.http, waiting, "approve")
     body = refused(answer, error)
     assert (body["transfer_id"], body["status"]) == (waiting.transfer_id, "rejected")
     assert body["message"].startswith(named)
-    shown = client.transfers.get(waiting.transfer_id)
+    shown = office.client.transfers.get(waiting.transfer_id)
     assert (shown.status, shown.error, shown.message) == ("rejected", error, body["message"])
     assert shown.tx_signature is None
-    assert event_types(server, waiting) == ["escalation.required", "transfer.rejected"]
-    assert money.events(server)[-1]["data"]["rejection_reason"] == error
-    entry = money.entries(server, payer.account_id)[0]
+    assert event_types(office.server, waiting) == ["escalation.required", "transfer.rejected"]
+    assert money.events(office.server)[-1]["data"]["rejection_reason"] == error
+    entry = money.entries(office.server, office.payer.account_id)[0]
     assert (entry["type"], entry["rejection_reason"]) == ("rejection", error)
-    assert audited(server)[0][3] == {"status": "rejected", "error": error, "message": body["message"]}
-    assert money.held(server, payee.usdc_token_account) == 1_000_000
+    assert audited(office.server)[0][3] == {"status": "rejected", "error": error, "message": body["message"]}
+    assert money.held(office.server, office.payee.usdc_token_account) == 1_000_000
     # After a rejection, changing the policy does not revive the transfer.
-    client.policies.replace(payer.account_id, **{name: getattr(before, name) for name in change})
-    refused(post(http, waiting, "approve"), "not_pending")
-    again = money.post(http, money.order(payer, payee.account_id, "25"))
+    office.client.policies.replace(
+        office.payer.account_id, **{name: getattr(before, name) for name in change}
+    )
+    refused(post(office.http, waiting, "approve"), "not_pending")
+    again = money.post(office.http, money.order(office.payer, office.payee.account_id, "25"))
     assert refused(again, error) == body
 
 
-def test_an_approved_transfer_is_not_escalated_again(
-    server: AgentPayServer, client: AgentPay, escalated: Escalated, payer: Account
-) -> None:
-    waiting = escalated("25")
-    client.policies.update(payer.account_id, escalation_threshold=0)
-    assert server.approvals.approve(waiting.transfer_id).status == "settled"
-
-
-def test_an_approval_beyond_the_remaining_daily_limit_is_refused(
-    server: AgentPayServer, client: AgentPay, escalated: Escalated, payer: Account, payee: Account
-) -> None:
-    client.policies.update(payer.account_id, max_daily_spend=30)
-    one, other = escalated("25", key="one"), escalated("10", key="other")
-    assert server.approvals.approve(one.transfer_id).status == "settled"
-    with pytest.raises(PolicyViolationError, match=r"max_daily_spend is 30\.000000"):
-        server.approvals.approve(other.transfer_id)
-
-
-def test_an_approval_with_insufficient_balance_keeps_the_transfer_pending(
-    server: AgentPayServer, http: httpx.Client, client: AgentPay, escalated: Escalated, payer: Account
-) -> None:
-    waiting = escalated("25")
+def short_of(server: AgentPayServer, client: AgentPay, payer: Account, _: Account) -> None:
     outside = server.sandbox.create_token_account().usdc_token_account
     client.policies.update(payer.account_id, escalation_threshold=None)
     client.transfers.create(from_=payer.account_id, to=outside, amount="75.000001")
-    before = state_of(server)
-    body = refused(post(http, waiting, "approve"), "insufficient_balance")
-    assert (body["transfer_id"], body["status"]) == (waiting.transfer_id, "pending_approval")
-    assert "24.999999 USDC" in body["message"]
-    with pytest.raises(InsufficientBalanceError) as raised:
-        server.approvals.approve(waiting.transfer_id)
-    assert raised.value.transfer_status == "pending_approval"
-    assert state_of(server) == before
-    server.sandbox.fund(payer.account_id, "0.000001")
-    assert server.approvals.approve(waiting.transfer_id).status == "settled"
 
 
-def test_an_approval_with_a_frozen_recipient_keeps_the_transfer_pending(
-    server: AgentPayServer, http: httpx.Client, client: AgentPay, escalated: Escalated, payee: Account
+OBSTACLES: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
+    "insufficient_balance": (
+        short_of,
+        lambda server, payer, _: server.sandbox.fund(payer.account_id, "0.000001"),
+        "24.999999 USDC",
+    ),
+    "invalid_recipient": (
+        lambda server, _client, _payer, payee: money.freeze(server, payee.usdc_token_account),
+        lambda server, _, payee: money.thaw(server, payee.usdc_token_account),
+        "frozen",
+    ),
+    "chain_unavailable": (
+        lambda server, *_: server.sandbox.set_fault("chain_down"),
+        lambda server, *_: server.sandbox.clear_faults(),
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("error", OBSTACLES)
+def test_an_approval_that_meets_an_obstacle_changes_nothing_and_can_be_repeated(
+    office: Office, error: str
 ) -> None:
-    waiting = escalated("25")
-    money.freeze(server, payee.usdc_token_account)
-    before = state_of(server)
-    body = refused(post(http, waiting, "approve"), "invalid_recipient")
-    assert "frozen" in body["message"]
-    assert state_of(server) == before
-    assert client.transfers.get(waiting.transfer_id).status == "pending_approval"
-    assert server.approvals.reject(waiting.transfer_id).status == "rejected"
-
-
-def test_an_approval_while_the_chain_is_down_keeps_the_transfer_pending(
-    server: AgentPayServer, http: httpx.Client, client: AgentPay, escalated: Escalated
-) -> None:
-    waiting = escalated("25")
-    server.sandbox.set_fault("chain_down")
-    body = refused(post(http, waiting, "approve"), "chain_unavailable")
-    assert "transfer_id" not in body
-    assert client.transfers.get(waiting.transfer_id).status == "pending_approval"
-    server.sandbox.clear_faults()
-    assert server.approvals.approve(waiting.transfer_id).status == "settled"
+    put_up, take_down, words = OBSTACLES[error]
+    waiting = office.escalated("25")
+    put_up(office.server, office.client, office.payer, office.payee)
+    before = state_of(office.server) if error != "chain_unavailable" else None
+    body = refused(post(office.http, waiting, "approve"), error)
+    assert words in body["message"]
+    assert body.get("transfer_id") == (waiting.transfer_id if error == "insufficient_balance" else None)
+    assert body.get("status") in (None, "pending_approval")
+    assert office.client.transfers.get(waiting.transfer_id).status == "pending_approval"
+    if before is not None:
+        assert state_of(office.server) == before
+    take_down(office.server, office.payer, office.payee)
+    assert office.server.approvals.approve(waiting.transfer_id).status == "settled"
 
 
 # --- Rejecting --------------------------------------------------------------------------------------------
@@ -306,39 +256,32 @@ def test_an_approval_while_the_chain_is_down_keeps_the_transfer_pending(
     ],
 )
 def test_a_rejected_transfer_ends_with_the_operators_reason(
-    server: AgentPayServer,
-    http: httpx.Client,
-    client: AgentPay,
-    escalated: Escalated,
-    payer: Account,
-    payee: Account,
-    body: object,
-    message: str,
+    office: Office, body: object, message: str
 ) -> None:
-    waiting = escalated("25", memo="dataset 7")
+    waiting = office.escalated("25", memo="dataset 7")
     answer = (
-        http.post(f"/ext/v1/console/approvals/{waiting.transfer_id}/reject")
+        office.http.post(f"/ext/v1/console/approvals/{waiting.transfer_id}/reject")
         if body is None
-        else post(http, waiting, "reject", body)
+        else post(office.http, waiting, "reject", body)
     )
     assert answer.status_code == 200, answer.text
     shown = answer.json()
     assert (shown["status"], shown["error"]) == ("rejected", "escalation_rejected")
     assert shown["message"] == message
-    assert client.transfers.get(waiting.transfer_id).message == message
-    assert event_types(server, waiting) == ["escalation.required", "transfer.rejected"]
-    assert money.events(server)[-1]["data"] == {
-        "account_id": payer.account_id,
+    assert office.client.transfers.get(waiting.transfer_id).message == message
+    assert event_types(office.server, waiting) == ["escalation.required", "transfer.rejected"]
+    assert money.events(office.server)[-1]["data"] == {
+        "account_id": office.payer.account_id,
         "rejection_reason": "escalation_rejected",
         "transfer_id": waiting.transfer_id,
-        "to": payee.account_id,
+        "to": office.payee.account_id,
         "amount_usdc": "25.000000",
         "message": message,
     }
-    entry = money.entries(server, payer.account_id)[0]
+    entry = money.entries(office.server, office.payer.account_id)[0]
     assert (entry["type"], entry["status"]) == ("rejection", "rejected")
     assert (entry["rejection_reason"], entry["memo"]) == ("escalation_rejected", "dataset 7")
-    assert audited(server) == [
+    assert audited(office.server) == [
         (
             "approvals.reject",
             waiting.transfer_id,
@@ -348,47 +291,43 @@ def test_a_rejected_transfer_ends_with_the_operators_reason(
     ]
 
 
-def test_a_reason_must_be_one_line_of_at_most_200_characters(
-    http: httpx.Client, escalated: Escalated
-) -> None:
-    waiting = escalated()
+def test_a_reason_must_be_one_line_of_at_most_200_characters(office: Office) -> None:
+    waiting = office.escalated()
     for reason in ("", "   ", "x" * 201, "a\nb", 5, None):
-        assert refused(post(http, waiting, "reject", {"reason": reason}), "invalid_request")["details"]
-    assert post(http, waiting, "reject", {"reason": "x" * 200}).status_code == 200
+        assert refused(post(office.http, waiting, "reject", {"reason": reason}), "invalid_request")["details"]
+    assert post(office.http, waiting, "reject", {"reason": "x" * 200}).status_code == 200
 
 
-def test_a_transfer_of_a_paused_account_can_be_rejected(
-    server: AgentPayServer, client: AgentPay, escalated: Escalated, payer: Account
-) -> None:
-    waiting = escalated()
-    client.policies.pause(payer.account_id)
-    with server.sandbox.fault("chain_down"):
-        assert server.approvals.reject(waiting.transfer_id).error == "escalation_rejected"
+def test_a_transfer_of_a_paused_account_can_be_rejected(office: Office) -> None:
+    waiting = office.escalated()
+    office.client.policies.pause(office.payer.account_id)
+    with office.server.sandbox.fault("chain_down"):
+        assert office.server.approvals.reject(waiting.transfer_id).error == "escalation_rejected"
 
 
 # --- Expiring ---------------------------------------------------------------------------------------------
 
 
-def test_a_pending_transfer_expires_after_a_day(
-    server: AgentPayServer, http: httpx.Client, client: AgentPay, escalated: Escalated, payer: Account
-) -> None:
-    waiting = escalated("25")
-    server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
-    assert client.transfers.get(waiting.transfer_id).status == "pending_approval"
-    server.sandbox.clock.advance(0.000001)
-    shown = client.transfers.get(waiting.transfer_id)
+def test_a_pending_transfer_expires_after_a_day(office: Office) -> None:
+    waiting = office.escalated("25")
+    office.server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
+    assert office.client.transfers.get(waiting.transfer_id).status == "pending_approval"
+    office.server.sandbox.clock.advance(0.000001)
+    shown = office.client.transfers.get(waiting.transfer_id)
     assert (shown.status, shown.error) == ("rejected", "escalation_expired")
     assert shown.message is not None
     assert "2026-01-02T00:00:00.000Z" in shown.message
-    assert event_types(server, waiting) == ["escalation.required", "transfer.rejected"]
-    event = money.events(server)[-1]
+    assert event_types(office.server, waiting) == ["escalation.required", "transfer.rejected"]
+    event = money.events(office.server)[-1]
     assert event["data"]["rejection_reason"] == "escalation_expired"
     assert event["created_at"] == "2026-01-02T00:00:00.000Z"
-    assert money.entries(server, payer.account_id)[0]["rejection_reason"] == "escalation_expired"
-    assert list(server.approvals.list()) == []
-    refused(post(http, waiting, "approve"), "not_pending")
-    refused(post(http, waiting, "reject"), "not_pending")
-    assert audited(server) == [
+    assert (
+        money.entries(office.server, office.payer.account_id)[0]["rejection_reason"] == "escalation_expired"
+    )
+    assert list(office.server.approvals.list()) == []
+    refused(post(office.http, waiting, "approve"), "not_pending")
+    refused(post(office.http, waiting, "reject"), "not_pending")
+    assert audited(office.server) == [
         (
             "approvals.expire",
             waiting.transfer_id,
@@ -396,14 +335,6 @@ def test_a_pending_transfer_expires_after_a_day(
             {"status": "rejected", "error": "escalation_expired", "message": shown.message},
         )
     ]
-
-
-def test_a_transfer_can_be_approved_until_the_last_microsecond(
-    server: AgentPayServer, escalated: Escalated
-) -> None:
-    waiting = escalated("25")
-    server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
-    assert server.approvals.approve(waiting.transfer_id).status == "settled"
 
 
 def test_the_approval_ttl_is_a_setting_applied_per_transfer() -> None:
@@ -422,75 +353,65 @@ def test_the_approval_ttl_is_a_setting_applied_per_transfer() -> None:
         assert statuses == ["rejected", "pending_approval", "pending_approval"]
 
 
-@pytest.mark.parametrize("seconds", [0, -1, 367 * DAY_SECONDS, float("inf"), float("nan")])
-def test_an_invalid_approval_ttl_is_refused(seconds: float) -> None:
-    with pytest.raises(ValueError, match="approval_ttl_seconds"):
-        Settings(approval_ttl_seconds=seconds)
-
-
-def test_more_transfers_than_one_batch_expire_together(server: AgentPayServer, escalated: Escalated) -> None:
+def test_more_transfers_than_one_batch_expire_together(office: Office) -> None:
     for number in range(120):
-        escalated("10", key=f"key-{number}")
-    server.sandbox.clock.advance(DAY_SECONDS)
-    assert {row["error"] for row in money.rows(server, "transfers")} == {"escalation_expired"}
-    assert [event["type"] for event in money.events(server)].count("transfer.rejected") == 120
+        office.escalated("10", key=f"key-{number}")
+    office.server.sandbox.clock.advance(DAY_SECONDS)
+    assert {row["error"] for row in money.rows(office.server, "transfers")} == {"escalation_expired"}
+    assert [event["type"] for event in money.events(office.server)].count("transfer.rejected") == 120
 
 
 # --- The key ----------------------------------------------------------------------------------------------
 
 
-def test_the_key_returns_the_transfer_in_every_state(
-    server: AgentPayServer, http: httpx.Client, escalated: Escalated, payer: Account, payee: Account
-) -> None:
-    waiting = escalated("25")
-    body = money.order(payer, payee.account_id, "25")
-    pending = money.post(http, body)
+def test_the_key_returns_the_transfer_in_every_state(office: Office) -> None:
+    waiting = office.escalated("25")
+    body = money.order(office.payer, office.payee.account_id, "25")
+    pending = money.post(office.http, body)
     assert (pending.status_code, pending.json()["status"]) == (202, "pending_approval")
-    settled = post(http, waiting, "approve").json()
-    again = money.post(http, body)
+    settled = post(office.http, waiting, "approve").json()
+    again = money.post(office.http, body)
     assert (again.status_code, again.json()) == (200, settled)
-    assert len(money.rows(server, "transfers")) == 1
+    assert len(money.rows(office.server, "transfers")) == 1
 
 
-def test_the_key_of_a_rejected_transfer_returns_the_reason(
-    server: AgentPayServer, http: httpx.Client, escalated: Escalated, payer: Account, payee: Account
-) -> None:
-    waiting = escalated("25")
-    server.approvals.reject(waiting.transfer_id, reason="too much")
-    before = state_of(server)
-    body = refused(money.post(http, money.order(payer, payee.account_id, "25")), "policy_violation")
+@pytest.mark.parametrize("how", ["reject", "expire"])
+def test_the_key_of_a_transfer_that_was_not_approved_returns_the_reason(office: Office, how: str) -> None:
+    waiting = office.escalated("25")
+    if how == "reject":
+        office.server.approvals.reject(waiting.transfer_id, reason="too much")
+    else:
+        office.server.sandbox.clock.advance(DAY_SECONDS)
+    before = state_of(office.server)
+    body = refused(
+        money.post(office.http, money.order(office.payer, office.payee.account_id, "25")), "policy_violation"
+    )
     assert (body["transfer_id"], body["status"]) == (waiting.transfer_id, "rejected")
-    assert "“too much”" in body["message"]
-    assert state_of(server) == before
-    other = money.post(http, money.order(payer, payee.account_id, "26"))
-    refused(other, "idempotency_conflict")
-
-
-def test_the_key_of_an_expired_transfer_returns_the_reason(
-    server: AgentPayServer, http: httpx.Client, escalated: Escalated, payer: Account, payee: Account
-) -> None:
-    waiting = escalated("25")
-    server.sandbox.clock.advance(DAY_SECONDS)
-    body = refused(money.post(http, money.order(payer, payee.account_id, "25")), "policy_violation")
-    assert body["transfer_id"] == waiting.transfer_id
-    assert body["message"].startswith("No operator has approved this transfer, and the time for it ended at ")
+    words = {
+        "reject": "“too much”",
+        "expire": "No operator has approved this transfer, and the time for it ended",
+    }
+    assert words[how] in body["message"]
+    refused(
+        money.post(office.http, money.order(office.payer, office.payee.account_id, "26")),
+        "idempotency_conflict",
+    )
+    assert state_of(office.server) == before
 
 
 @pytest.mark.parametrize("how", ["approve", "reject", "expire"])
-def test_the_key_can_be_reused_24_hours_after_the_decision(
-    server: AgentPayServer, http: httpx.Client, escalated: Escalated, payer: Account, payee: Account, how: str
-) -> None:
-    waiting = escalated("25")
-    server.sandbox.clock.advance(DAY_SECONDS if how == "expire" else DAY_SECONDS - 1)
+def test_the_key_can_be_reused_24_hours_after_the_decision(office: Office, how: str) -> None:
+    waiting = office.escalated("25")
+    office.server.sandbox.clock.advance(DAY_SECONDS if how == "expire" else DAY_SECONDS - 1)
     if how != "expire":
-        assert post(http, waiting, how).status_code == 200
-    body = money.order(payer, payee.account_id, "25")
-    server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
-    again = money.post(http, body)
+        assert post(office.http, waiting, how).status_code == 200
+    body = money.order(office.payer, office.payee.account_id, "25")
+    office.server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
+    again = money.post(office.http, body)
     assert again.status_code == (200 if how == "approve" else 402)
     assert again.json()["transfer_id"] == waiting.transfer_id
-    server.sandbox.clock.advance(0.000001)
-    new = money.post(http, body)
+    office.server.sandbox.clock.advance(0.000001)
+    new = money.post(office.http, body)
     assert (new.status_code, new.json()["status"]) == (202, "pending_approval")
     assert new.json()["transfer_id"] != waiting.transfer_id
 
@@ -498,69 +419,16 @@ def test_the_key_can_be_reused_24_hours_after_the_decision(
 # --- What cannot be decided -------------------------------------------------------------------------------
 
 
-def test_a_decided_transfer_cannot_be_decided_again(
-    server: AgentPayServer, http: httpx.Client, client: AgentPay, escalated: Escalated, payer: Account
-) -> None:
-    approved, rejected = escalated(key="a"), escalated(key="b")
-    server.approvals.approve(approved.transfer_id)
-    server.approvals.reject(rejected.transfer_id)
-    before = state_of(server)
-    for transfer, status in ((approved, "settled"), (rejected, "rejected")):
+def test_a_transfer_that_does_not_wait_cannot_be_decided(office: Office) -> None:
+    never = office.pay("1")
+    approved, rejected = office.escalated(key="a"), office.escalated(key="b")
+    office.server.approvals.approve(approved.transfer_id)
+    office.server.approvals.reject(rejected.transfer_id)
+    before = state_of(office.server)
+    for transfer, status in ((approved, "settled"), (rejected, "rejected"), (never, "settled")):
         for verb in ("approve", "reject"):
-            body = refused(post(http, transfer, verb), "not_pending")
+            body = refused(post(office.http, transfer, verb), "not_pending")
             assert status in body["message"]
             with pytest.raises(ConflictError):
-                getattr(server.approvals, verb)(transfer.transfer_id)
-    assert state_of(server) == before
-
-
-def test_deciding_a_transfer_that_was_never_pending_is_refused(
-    http: httpx.Client, client: AgentPay, payer: Account, payee: Account
-) -> None:
-    settled = client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
-    refused(post(http, settled, "approve"), "not_pending")
-    refused(post(http, settled, "reject"), "not_pending")
-
-
-@pytest.mark.parametrize("verb", ["approve", "reject"])
-def test_a_transfer_of_another_operator_is_not_found(
-    server: AgentPayServer, escalated: Escalated, verb: str
-) -> None:
-    waiting = escalated()
-    with raw_client(server, server.sandbox.create_operator("Other").key) as other:
-        theirs = refused(post(other, waiting, verb), "not_found")
-        for unknown in (UNKNOWN_TRANSFER, "nonsense", "acct_" + UNKNOWN_TRANSFER[4:]):
-            none = refused(other.post(f"/ext/v1/console/approvals/{unknown}/{verb}"), "not_found")
-            assert none["message"].replace(unknown, "") == theirs["message"].replace(waiting.transfer_id, "")
-        assert other.get("/ext/v1/console/approvals").json()["data"] == []
-
-
-def test_an_agent_key_reads_its_pending_transfer_but_cannot_decide(
-    server: AgentPayServer, escalated: Escalated, payer: Account
-) -> None:
-    waiting = escalated()
-    key = server.agent_keys.create(payer.account_id).key
-    with raw_client(server, key) as agent:
-        shown = agent.get(f"/v1/transfers/{waiting.transfer_id}")
-        assert (shown.status_code, shown.json()["status"]) == (200, "pending_approval")
-        for verb in ("approve", "reject"):
-            refused(post(agent, waiting, verb), "forbidden")
-        refused(agent.get("/ext/v1/console/approvals"), "forbidden")
-    assert server.client().transfers.get(waiting.transfer_id).status == "pending_approval"
-
-
-def test_the_client_raises_the_service_s_errors(server: AgentPayServer) -> None:
-    with pytest.raises(NotFoundError):
-        server.approvals.approve(UNKNOWN_TRANSFER)
-
-
-@pytest.mark.anyio
-async def test_the_async_client_decides_too(server: AgentPayServer, escalated: Escalated) -> None:
-    one, other = escalated(key="one"), escalated(key="other")
-    approvals = server.async_client().approvals
-    assert [item.transfer_id async for item in approvals.list()] == [
-        other.transfer_id,
-        one.transfer_id,
-    ]
-    assert (await approvals.approve(one.transfer_id)).amount_usdc == Decimal(25)
-    assert (await approvals.reject(other.transfer_id, reason="no")).status == "rejected"
+                getattr(office.server.approvals, verb)(transfer.transfer_id)
+    assert state_of(office.server) == before

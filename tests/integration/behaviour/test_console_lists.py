@@ -11,10 +11,8 @@ from typing import Any
 import bounds
 import broken_lists
 import httpx
-import money
 import pytest
-from attrs import frozen
-from server_world import START, raw_client, refused
+from server_world import START, refused
 from watched_database import plan_of, traced
 
 from agentpay import AgentPay
@@ -22,111 +20,6 @@ from agentpay.contract.ext.console import AccountDetails
 from agentpay_server import AgentPayServer
 
 HOUR = timedelta(hours=1)
-
-
-@frozen
-class Day:
-    """A server with one transfer in each of four hours, each with two events and a delivery."""
-
-    server: AgentPayServer
-    http: httpx.Client
-    transfers: list[str]
-    webhook_id: str
-
-    def listed(self, path: str, **query: object) -> list[Any]:
-        return list(self.http.get(path, params={"limit": 100, **query}).json()["data"])
-
-    def hours(self, path: str, **query: object) -> list[str]:
-        return [item["created_at"][11:13] for item in self.listed(path, **query)][::-1]
-
-
-@pytest.fixture(scope="module")
-def day() -> Iterator[Day]:
-    with AgentPayServer(clock=START) as server, raw_client(server) as http:
-        client = server.client()
-        payer, payee = (client.accounts.create(name=name).account_id for name in "ab")
-        server.sandbox.fund(payer, 100)
-        inbox = server.webhook_inbox(events=["transfer.settled"])
-        made = []
-        for _ in range(4):
-            made.append(client.transfers.create(from_=payer, to=payee, amount="1").transfer_id)
-            server.sandbox.clock.advance(hours=1)
-        yield Day(server, http, made, str(inbox.webhook_id))
-
-
-@pytest.mark.parametrize(
-    ("since", "until", "hours"),
-    [
-        (None, None, ["00", "01", "02", "03"]),
-        (0, None, ["01", "02", "03"]),
-        (None, 1, ["00", "01"]),
-        (0, 2, ["01", "02"]),
-        (1.5, 1.6, []),
-        (9, None, []),
-        (None, -1, []),
-        (-99999, 99999, ["00", "01", "02", "03"]),
-    ],
-)
-def test_events_and_deliveries_are_filtered_by_since_and_until(
-    day: Day, since: float | None, until: float | None, hours: list[str]
-) -> None:
-    moments = {"since": since, "until": until}
-    query = {name: (START + h * HOUR).isoformat() for name, h in moments.items() if h is not None}
-    assert day.hours("/ext/v1/console/events", type="transfer.settled", **query) == hours
-    listed = [it["attempts"][0]["at"][11:13] for it in day.listed("/ext/v1/console/deliveries", **query)]
-    assert listed[::-1] == hours
-
-
-def test_filters_by_time_are_paged(day: Day) -> None:
-    query = {"since": (START - HOUR).isoformat(), "until": (START + 2 * HOUR).isoformat(), "limit": 2}
-    seen, cursor = [], ""
-    while True:
-        page = day.http.get("/ext/v1/console/events", params={**query, "cursor": cursor}).json()
-        seen += [event["id"] for event in page["data"]]
-        cursor = page["cursor"]
-        if not page["has_more"]:
-            break
-    assert seen == [event["id"] for event in day.listed("/ext/v1/console/events", until=query["until"])]
-
-
-def test_a_transfer_has_its_events_and_their_deliveries(day: Day) -> None:
-    for transfer_id in day.transfers:
-        events = day.listed("/ext/v1/console/events", transfer_id=transfer_id)
-        assert [event["type"] for event in events] == ["transfer.settled", "transfer.initiated"]
-        assert {event["data"]["transfer_id"] for event in events} == {transfer_id}
-        (delivery,) = day.listed("/ext/v1/console/deliveries", transfer_id=transfer_id, status="delivered")
-        assert delivery["event_id"] == events[0]["id"]
-    assert day.listed("/ext/v1/console/events", transfer_id="txn_unknown") == []
-    assert day.listed("/ext/v1/console/deliveries", transfer_id="txn_unknown") == []
-
-
-def test_a_session_has_its_events(server: AgentPayServer, client: AgentPay) -> None:
-    payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
-    server.sandbox.fund(payer, 100)
-    opened = [server.sessions.open(account_id=payer, to=payee, cap_usdc="4").session_id for _ in range(2)]
-    server.sessions.close(opened[0])
-    listed = [list(client.events.list(session_id=session_id)) for session_id in opened]
-    assert [[event.type for event in events] for events in listed] == [
-        ["session.settled", "session.opened"],
-        ["session.opened"],
-    ]
-    assert {event.data.session_id for event in listed[0]} == {opened[0]}
-    assert list(client.events.list(session_id="sess_unknown")) == []
-    stranger = server.client(api_key=server.sandbox.create_operator("Other").key)
-    assert list(stranger.events.list(session_id=opened[0])) == []
-
-
-@pytest.mark.parametrize("path", ["/ext/v1/console/events", "/ext/v1/console/deliveries"])
-@pytest.mark.parametrize("moment", ["yesterday", "2026-01-01T00:00:00", ""])
-def test_a_moment_without_an_offset_is_400(day: Day, path: str, moment: str) -> None:
-    refused(day.http.get(path, params={"since": moment}), "invalid_request")
-
-
-def test_the_client_supports_the_filters(day: Day) -> None:
-    client = day.server.client()
-    events = list(client.events.list(transfer_id=day.transfers[1], since=START, until=START + HOUR))
-    assert len(events) == 2
-    assert len(list(client.deliveries.list(transfer_id=day.transfers[1], since=START))) == 1
 
 
 # --- Accounts in full -------------------------------------------------------------------------------------
@@ -227,8 +120,10 @@ def test_deliveries_of_a_deleted_webhook_are_not_replayed(server: AgentPayServer
     "body",
     [{}, {"since": None}, {"since": "2026-01-01"}, {"since": "2026-01-01T00:00:00Z", "status": "retrying"}],
 )
-def test_a_replay_requires_since_and_a_final_status(day: Day, body: dict[str, object]) -> None:
-    refused(day.http.post("/ext/v1/console/deliveries/replay", json=body), "invalid_request")
+def test_a_replay_requires_since_and_a_final_status(
+    shared_http: httpx.Client, body: dict[str, object]
+) -> None:
+    refused(shared_http.post("/ext/v1/console/deliveries/replay", json=body), "invalid_request")
 
 
 # --- Plans ------------------------------------------------------------------------------------------------
@@ -311,21 +206,3 @@ def test_a_list_is_exported_whole_or_visibly_not(
     with pytest.raises(httpx.RemoteProtocolError):
         http.get("/ext/v1/console/accounts", headers={"Accept": "text/csv"})
     assert http.get("/v1/accounts", headers={"Accept": "text/csv"}).json()["has_more"]
-
-
-def test_events_with_times_out_of_order_are_found(server: AgentPayServer, failed: Any) -> None:
-    """Two servers' clocks differ: a later number with an earlier time is on its side of the moment."""
-    ids = [row["event_id"] for row in money.rows(server, "events")][:5]
-    for event_id, seconds in zip(ids, (0, 100, 90, 110, 95), strict=True):
-        at_us = int(START.timestamp() + seconds) * 1_000_000
-        money.change(server, "events", {"created_us": at_us}, event_id=event_id)
-
-    def found(**moments: int) -> list[int]:
-        query = {name: (START + timedelta(seconds=at)).isoformat() for name, at in moments.items()}
-        with raw_client(server) as http:
-            listed = http.get("/ext/v1/console/events", params={"limit": 100, **query}).json()["data"]
-        return sorted(ids.index(event["id"]) for event in listed if event["id"] in ids)
-
-    assert found(since=95) == [1, 3]
-    assert found(until=95) == [0, 2, 4]
-    assert found(since=90, until=100) == [1, 4]

@@ -96,61 +96,27 @@ def test_on_a_running_clock_deposits_are_posted_automatically():
         assert (entry["tx_signature"], entry["amount_usdc"]) == (signature, Decimal("0.000003"))
 
 
-def test_several_deposits_are_posted_in_order(server: AgentPayServer, client: AgentPay, wallet: Wallet):
-    account = client.accounts.create(name="a")
-    signatures = [pay(server, wallet, (account.usdc_token_account, micro)) for micro in (1, 2, 3)]
+def test_deposits_are_posted_in_order_and_one_for_each_account_that_a_transaction_pays(
+    server: AgentPayServer, client: AgentPay, wallet: Wallet
+):
+    account, other = client.accounts.create(name="a"), client.accounts.create(name="b")
+    address = account.usdc_token_account
+    signatures = [pay(server, wallet, (address, micro)) for micro in (1, 2)]
     looked(server)
-    signatures.append(pay(server, wallet, (account.usdc_token_account, 4)))
+    both = pay(server, wallet, (address, 1), (other.usdc_token_account, 20), (address, 300))
+    signatures += [both, pay(server, wallet, (address, 5), also_from=opened(server, 2))]
     signatures.append(server.sandbox.fund(account.account_id, "0.000005").tx_signature)
+    looked(server)
 
     found = deposits(server, account)
 
     assert [entry["tx_signature"] for entry in found] == signatures[::-1]
-    assert [int(entry["amount_usdc"].scaleb(6)) for entry in found] == [5, 4, 3, 2, 1]
-
-
-def test_one_transaction_is_one_deposit_for_each_account_that_it_pays(
-    server: AgentPayServer, client: AgentPay, wallet: Wallet
-):
-    one, other = client.accounts.create(name="a"), client.accounts.create(name="b")
-    signature = pay(
-        server,
-        wallet,
-        (one.usdc_token_account, 1),
-        (other.usdc_token_account, 20),
-        (one.usdc_token_account, 300),
-    )
-    looked(server)
-
-    assert [(e["amount_usdc"], e["tx_signature"]) for e in deposits(server, one)] == [
-        (Decimal("0.000301"), signature)
-    ]
-    assert [(e["amount_usdc"], e["tx_signature"]) for e in deposits(server, other)] == [
-        (Decimal("0.000020"), signature)
-    ]
-
-
-def test_money_of_several_senders_in_one_transaction_has_no_counterparty(
-    server: AgentPayServer, client: AgentPay, wallet: Wallet
-):
-    account = client.accounts.create(name="a")
-    pay(server, wallet, (account.usdc_token_account, 5), also_from=opened(server, 2))
-    looked(server)
-
-    (entry,) = deposits(server, account)
-
-    assert (entry["amount_usdc"], entry["counterparty"]) == (Decimal("0.000010"), None)
-
-
-def test_an_account_of_another_operator_gets_its_deposit_too(server: AgentPayServer, wallet: Wallet):
-    other = server.client(api_key=server.sandbox.create_operator("Other").key)
-    account = other.accounts.create(name="theirs")
-    pay(server, wallet, (account.usdc_token_account, 9))
-    looked(server)
-
-    (entry,) = other.accounts.transactions(account.account_id)
-
-    assert (entry.type, entry.amount_usdc) == ("deposit", Decimal("0.000009"))
+    assert [int(entry["amount_usdc"].scaleb(6)) for entry in found] == [5, 10, 301, 2, 1]
+    # What several senders paid in one transaction has no counterparty.
+    senders = [entry["counterparty"] for entry in found]
+    assert senders == [None, None, *[wallet.token_account] * 3]
+    (of_other,) = deposits(server, other)
+    assert (of_other["amount_usdc"], of_other["tx_signature"]) == (Decimal("0.000020"), both)
 
 
 def test_a_transfer_between_accounts_is_one_deposit_and_not_two(

@@ -7,7 +7,7 @@ import asyncio
 import pickle
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -22,7 +22,7 @@ from agentpay.contract.accounts import Account
 from agentpay.contract.ext.sessions import Session
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.transfers import Transfer
-from agentpay.errors import AgentPayError, PolicyViolationError
+from agentpay.errors import AgentPayError, InsufficientBalanceError, PolicyViolationError
 from agentpay_server import AgentPayServer
 
 pytestmark = pytest.mark.unmeasured
@@ -75,7 +75,7 @@ def test_a_missing_null_and_empty_memo_are_the_same_request(
     http: httpx.Client, pair: Pair, first: Any
 ) -> None:
     answer = money.post(http, pair.order(memo=first))
-    assert answer.status_code == 200
+    assert (answer.status_code, answer.json()["memo"]) == (200, None)
     for again in (None, "", ...):
         assert money.post(http, pair.order(memo=again)).content == answer.content
 
@@ -199,201 +199,162 @@ def test_retrying_after_insufficient_balance_creates_a_new_transfer(
     assert http.get(f"/v1/transfers/{first['transfer_id']}").json()["status"] == "rejected"
 
 
-def test_a_request_that_stores_nothing_does_not_use_its_key(
+@pytest.mark.parametrize("is_paused", [False, True], ids=["settled", "rejected"])
+def test_a_key_is_replayed_until_a_millisecond_before_24_hours_and_then_free(
+    server: AgentPayServer, http: httpx.Client, pair: Pair, is_paused: bool
+) -> None:
+    money.put_policy(http, pair.payer, paused=is_paused)
+    first = money.post(http, pair.order())
+    money.put_policy(http, pair.payer, paused=False)
+    for hour in range(24):
+        assert money.post(http, pair.order()).content == first.content, "a replay does not prolong a key"
+        server.sandbox.clock.advance(3600 if hour < 23 else 3599.999)
+    assert money.post(http, pair.order()).content == first.content
+    assert money.post(http, pair.order(amount="1")).status_code == 409
+    held = 1_000_000 if is_paused else 26_000_000
+    assert money.held(server, pair.payee.usdc_token_account) == held
+    server.sandbox.clock.advance(0.001)
+    again = money.post(http, pair.order())
+    assert again.status_code == 200
+    assert again.json()["transfer_id"] != first.json()["transfer_id"]
+    assert money.held(server, pair.payee.usdc_token_account) == held + 25_000_000
+    # Both can be read, and the key refers to the newer one.
+    shown = http.get(f"/v1/transfers/{first.json()['transfer_id']}").json()
+    assert shown["status"] == ("rejected" if is_paused else "settled")
+    assert money.post(http, pair.order()).content == again.content
+    # Free, it may be used for something else.
+    server.sandbox.clock.advance(DAY_SECONDS)
+    assert money.post(http, pair.order(amount="1", to=pair.other.account_id)).status_code == 200
+
+
+# --- Whose key it is --------------------------------------------------------------------------------------
+
+Step = tuple[str, str, str | int | float]
+SCOPES: dict[str, list[Step]] = {
+    "an operator's retry returns its agent's payment": [
+        ("agent", "payer", "settled"),
+        ("operator", "payer", 0),
+    ],
+    "an agent's retry returns its operator's payment": [
+        ("operator", "payer", "settled"),
+        ("agent", "payer", 0),
+    ],
+    "an agent neither blocks nor probes another": [
+        ("agent", "payer", "settled"),
+        ("agent", "other", "settled"),
+    ],
+    "an operator neither blocks nor is probed by an agent of another account": [
+        ("operator", "payer", "settled"),
+        ("agent", "other", "settled"),
+        ("operator", "payer", 0),
+        ("operator", "other", 1),
+    ],
+    "an operator that uses its key for another account conflicts": [
+        ("operator", "payer", "settled"),
+        ("operator", "other", "idempotency_conflict"),
+    ],
+    "an agent blocks no transfer of its operator from another account": [
+        ("agent", "payer", "settled"),
+        ("operator", "other", "settled"),
+    ],
+    "nor does what the policy refuses it": [
+        ("agent", "barred", "policy_violation"),
+        ("operator", "other", "settled"),
+    ],
+    "an agent's retry of an operator's failed payment keeps the operator's claim": [
+        ("operator", "poor", "insufficient_balance"),
+        ("fund", "poor", 1),
+        ("agent", "poor", "settled"),
+        ("operator", "poor", 1),
+        ("operator", "other", "idempotency_conflict"),
+    ],
+    "a key of another account is free for an operator after 24 hours, and its claim goes over": [
+        ("operator", "payer", "settled"),
+        ("advance", "", DAY_SECONDS - 0.001),
+        ("operator", "other", "idempotency_conflict"),
+        ("advance", "", 0.001),
+        ("operator", "other", "settled"),
+        ("operator", "payer", "idempotency_conflict"),
+    ],
+    "an operator can retry an agent's failed payment": [
+        ("operator", "payer", "settled"),
+        ("agent", "poor", "insufficient_balance"),
+        ("fund", "poor", 1),
+        ("operator", "poor", "settled"),
+        ("agent", "poor", 2),
+        ("operator", "payer", "settled"),
+        ("operator", "other", "idempotency_conflict"),
+    ],
+    "operators do not share keys": [
+        ("operator", "payer", "settled"),
+        ("stranger", "theirs", "insufficient_balance"),
+    ],
+}
+
+
+@pytest.mark.parametrize("steps", SCOPES.values(), ids=SCOPES)
+def test_whose_key_it_is(server: AgentPayServer, client: AgentPay, pair: Pair, steps: list[Step]) -> None:
+    """Each step pays 1 USDC under the same key; a number says which attempt before it answers."""
+    stranger = server.client(api_key=server.sandbox.create_operator("Stranger").key)
+    accounts = {
+        "payer": pair.payer.account_id,
+        "other": pair.other.account_id,
+        "poor": client.accounts.create(name="Poor").account_id,
+        "barred": client.accounts.create(name="Barred").account_id,
+        "theirs": stranger.accounts.create(name="Theirs").account_id,
+    }
+    client.policies.update(accounts["barred"], max_single_transfer=0)
+    attempts: list[Transfer | None] = []
+    for who, whose, outcome in steps:
+        if who == "advance":
+            server.sandbox.clock.advance(float(outcome))
+            continue
+        if who == "fund":
+            server.sandbox.fund(accounts[whose], 1)
+            continue
+        by = {"operator": client, "stranger": stranger}.get(who) or server.agent_client(accounts[whose])
+        terms = {"from_": accounts[whose], "to": pair.payee.account_id, "idempotency_key": "shared"}
+        if outcome in ("insufficient_balance", "policy_violation", "idempotency_conflict"):
+            with pytest.raises(AgentPayError, match=str(outcome)):
+                by.transfers.create(amount=1, **terms)
+            attempts.append(None)
+            continue
+        transfer = by.transfers.create(amount=1, **terms)
+        if isinstance(outcome, int):
+            assert transfer == attempts[outcome]
+        else:
+            assert (transfer.status, transfer.from_) == (outcome, accounts[whose])
+        attempts.append(transfer)
+    made = {transfer.transfer_id for transfer in attempts if transfer}
+    assert money.held(server, pair.payee.usdc_token_account) == (1 + len(made)) * 1_000_000
+
+
+def test_an_agent_blocks_no_session_of_its_operator_from_another_account(
+    server: AgentPayServer, client: AgentPay, pair: Pair
+) -> None:
+    def opened(by: AgentPay, source: Account) -> Session:
+        to = pair.payee.account_id
+        return by.sessions.open(account_id=source.account_id, to=to, cap_usdc=1, idempotency_key="shared")
+
+    of_agent = opened(server.agent_client(pair.payer.account_id), pair.payer)
+    of_operator = opened(client, pair.other)
+    assert of_operator.account_id == pair.other.account_id
+    assert of_operator.session_id != of_agent.session_id
+    with pytest.raises(AgentPayError, match="idempotency_conflict"):
+        opened(client, pair.payee)
+
+
+def test_an_agent_blocks_no_purchase_of_its_operator_from_another_account(
     server: AgentPayServer, http: httpx.Client, pair: Pair
 ) -> None:
-    for wrong in ({"to": "nobody"}, {"amount": "0"}, {"memo": "x" * 201}, {"from": "acct_1"}):
-        assert money.post(http, pair.order(**wrong)).status_code in (400, 404, 422)
-    assert money.rows(server, "transfers") == []
-    assert money.post(http, pair.order()).status_code == 200
-
-
-class TestExpiry:
-    def test_a_key_is_replayed_until_a_millisecond_before_24_hours(
-        self, server: AgentPayServer, http: httpx.Client, pair: Pair
-    ) -> None:
-        first = money.post(http, pair.order())
-        server.sandbox.clock.advance(DAY_SECONDS - 0.001)
-        assert money.post(http, pair.order()).content == first.content
-        assert money.post(http, pair.order(amount="1")).status_code == 409
-        assert money.held(server, pair.payee.usdc_token_account) == 26_000_000
-
-    def test_a_key_is_free_at_24_hours(self, server: AgentPayServer, http: httpx.Client, pair: Pair) -> None:
-        first = money.post(http, pair.order())
-        server.sandbox.clock.advance(DAY_SECONDS)
-        again = money.post(http, pair.order())
-        assert again.status_code == 200
-        assert again.json()["transfer_id"] != first.json()["transfer_id"]
-        assert money.held(server, pair.payee.usdc_token_account) == 51_000_000
-        # Both can be read, and the key refers to the newer one.
-        assert http.get(f"/v1/transfers/{first.json()['transfer_id']}").json() == first.json()
-        assert money.post(http, pair.order()).content == again.content
-
-    def test_a_free_key_may_be_used_for_something_else(
-        self, server: AgentPayServer, http: httpx.Client, pair: Pair
-    ) -> None:
-        money.post(http, pair.order())
-        server.sandbox.clock.advance(DAY_SECONDS)
-        assert money.post(http, pair.order(amount="1", to=pair.other.account_id)).status_code == 200
-
-    def test_a_rejection_holds_its_key_for_24_hours_too(
-        self, server: AgentPayServer, http: httpx.Client, pair: Pair
-    ) -> None:
-        money.put_policy(http, pair.payer, paused=True)
-        first = money.post(http, pair.order())
-        money.put_policy(http, pair.payer, paused=False)
-        server.sandbox.clock.advance(DAY_SECONDS - 0.001)
-        assert money.post(http, pair.order()).content == first.content
-        server.sandbox.clock.advance(0.001)
-        assert money.post(http, pair.order()).status_code == 200
-
-    def test_a_replay_does_not_prolong_a_key(
-        self, server: AgentPayServer, http: httpx.Client, pair: Pair
-    ) -> None:
-        first = money.post(http, pair.order())
-        for _ in range(24):
-            assert money.post(http, pair.order()).content == first.content
-            server.sandbox.clock.advance(3600)
-        assert money.post(http, pair.order()).json()["transfer_id"] != first.json()["transfer_id"]
-
-
-class TestScope:
-    def test_operators_do_not_share_keys(
-        self, server: AgentPayServer, http: httpx.Client, pair: Pair
-    ) -> None:
-        money.post(http, pair.order())
-        other = server.client(api_key=server.sandbox.create_operator("Other").key)
-        account = other.accounts.create(name="Theirs")
-        with pytest.raises(AgentPayError, match="insufficient_balance"):
-            other.transfers.create(
-                from_=account.account_id, to=pair.payee.account_id, amount="1", idempotency_key="key-1"
-            )
-
-    def pay(self, by: AgentPay, source: Account, pair: Pair) -> Transfer:
-        return by.transfers.create(
-            from_=source.account_id, to=pair.payee.account_id, amount="1", idempotency_key="shared"
-        )
-
-    def test_an_operator_s_retry_returns_its_agent_s_payment(
-        self, server: AgentPayServer, client: AgentPay, pair: Pair
-    ) -> None:
-        transfer = self.pay(server.agent_client(pair.payer.account_id), pair.payer, pair)
-        assert self.pay(client, pair.payer, pair) == transfer
-        assert money.held(server, pair.payee.usdc_token_account) == 2_000_000
-
-    def test_an_agent_s_retry_returns_its_operator_s_payment(
-        self, server: AgentPayServer, client: AgentPay, pair: Pair
-    ) -> None:
-        transfer = self.pay(client, pair.payer, pair)
-        assert self.pay(server.agent_client(pair.payer.account_id), pair.payer, pair) == transfer
-        assert money.held(server, pair.payee.usdc_token_account) == 2_000_000
-
-    @pytest.mark.parametrize("first", ["agent", "operator"])
-    def test_an_agent_neither_blocks_nor_probes_another(
-        self, server: AgentPayServer, client: AgentPay, pair: Pair, first: str
-    ) -> None:
-        payer = server.agent_client(pair.payer.account_id) if first == "agent" else client
-        taken = self.pay(payer, pair.payer, pair)
-        other = self.pay(server.agent_client(pair.other.account_id), pair.other, pair)
-        assert (taken.status, other.status) == ("settled", "settled")
-        assert taken.transfer_id != other.transfer_id
-        assert money.held(server, pair.payee.usdc_token_account) == 3_000_000
-
-    def test_an_operator_reusing_a_key_for_another_account_conflicts(
-        self, server: AgentPayServer, client: AgentPay, pair: Pair
-    ) -> None:
-        self.pay(client, pair.payer, pair)
-        with pytest.raises(AgentPayError, match="idempotency_conflict"):
-            self.pay(client, pair.other, pair)
-        assert money.held(server, pair.payee.usdc_token_account) == 2_000_000
-
-    @pytest.mark.parametrize("outcome", ["settled", "policy_violation"])
-    def test_an_agent_blocks_no_transfer_of_its_operator_from_another_account(
-        self, server: AgentPayServer, client: AgentPay, pair: Pair, outcome: str
-    ) -> None:
-        client.policies.update(pair.payer.account_id, max_single_transfer=1 if outcome == "settled" else 0)
-        with nullcontext() if outcome == "settled" else pytest.raises(AgentPayError, match=outcome):
-            self.pay(server.agent_client(pair.payer.account_id), pair.payer, pair)
-        transfer = self.pay(client, pair.other, pair)
-        assert (transfer.status, transfer.from_) == ("settled", pair.other.account_id)
-
-    def test_an_agent_blocks_no_session_of_its_operator_from_another_account(
-        self, server: AgentPayServer, client: AgentPay, pair: Pair
-    ) -> None:
-        def opened(by: AgentPay, source: Account) -> Session:
-            to = pair.payee.account_id
-            return by.sessions.open(account_id=source.account_id, to=to, cap_usdc=1, idempotency_key="shared")
-
-        of_agent = opened(server.agent_client(pair.payer.account_id), pair.payer)
-        of_operator = opened(client, pair.other)
-        assert of_operator.account_id == pair.other.account_id
-        assert of_operator.session_id != of_agent.session_id
-        with pytest.raises(AgentPayError, match="idempotency_conflict"):
-            opened(client, pair.payee)
-
-    def test_an_agent_blocks_no_purchase_of_its_operator_from_another_account(
-        self, server: AgentPayServer, http: httpx.Client, pair: Pair
-    ) -> None:
-        seller = Seller.at(server).open()
-        challenge = {"origin": ORIGIN, "idempotency_key": "shared", **seller.ask()}
-        with raw_client(server, server.agent_keys.create(pair.payer.account_id).key) as agent:
-            bought = agent.post("/ext/v1/payments", json={**challenge, "account_id": pair.payer.account_id})
-        again = http.post("/ext/v1/payments", json={**challenge, "account_id": pair.other.account_id})
-        assert (bought.status_code, again.status_code) == (201, 201)
-        third = http.post("/ext/v1/payments", json={**challenge, "account_id": pair.payee.account_id})
-        refused(third, "idempotency_conflict")
-
-    def test_an_agent_s_retry_of_an_operator_s_failed_payment_keeps_the_operator_s_claim(
-        self, server: AgentPayServer, client: AgentPay, pair: Pair
-    ) -> None:
-        poor = client.accounts.create(name="Poor")
-        with pytest.raises(AgentPayError, match="insufficient_balance"):
-            self.pay(client, poor, pair)
-        server.sandbox.fund(poor.account_id, 1)
-        retried = self.pay(server.agent_client(poor.account_id), poor, pair)
-        assert self.pay(client, poor, pair) == retried
-        with pytest.raises(AgentPayError, match="idempotency_conflict"):
-            self.pay(client, pair.other, pair)
-        assert money.held(server, pair.payee.usdc_token_account) == 2_000_000
-
-    def test_an_operator_finds_the_key_of_from_before_that_of_another_account(
-        self, server: AgentPayServer, client: AgentPay, pair: Pair
-    ) -> None:
-        of_payer = self.pay(client, pair.payer, pair)
-        of_other = self.pay(server.agent_client(pair.other.account_id), pair.other, pair)
-        assert self.pay(client, pair.payer, pair) == of_payer
-        assert self.pay(client, pair.other, pair) == of_other
-        assert money.held(server, pair.payee.usdc_token_account) == 3_000_000
-
-    def test_a_key_of_another_account_is_free_for_an_operator_after_24_hours(
-        self, server: AgentPayServer, client: AgentPay, pair: Pair
-    ) -> None:
-        self.pay(client, pair.payer, pair)
-        server.sandbox.clock.advance(DAY_SECONDS - 0.001)
-        with pytest.raises(AgentPayError, match="idempotency_conflict"):
-            self.pay(client, pair.other, pair)
-        server.sandbox.clock.advance(0.001)
-        assert self.pay(client, pair.other, pair).status == "settled"
-        # The operator's claim has gone over to the newer transfer.
-        with pytest.raises(AgentPayError, match="idempotency_conflict"):
-            self.pay(client, pair.payer, pair)
-        assert money.held(server, pair.payee.usdc_token_account) == 3_000_000
-
-    def test_an_operator_can_retry_an_agent_s_failed_payment(
-        self, server: AgentPayServer, client: AgentPay, pair: Pair
-    ) -> None:
-        poor = client.accounts.create(name="Poor")
-        self.pay(client, pair.payer, pair)
-        with pytest.raises(AgentPayError, match="insufficient_balance"):
-            self.pay(server.agent_client(poor.account_id), poor, pair)
-        server.sandbox.fund(poor.account_id, 1)
-        retried = self.pay(client, poor, pair)
-        assert retried.status == "settled"
-        assert self.pay(server.agent_client(poor.account_id), poor, pair) == retried
-        assert self.pay(client, pair.payer, pair).status == "settled"
-        with pytest.raises(AgentPayError, match="idempotency_conflict"):
-            self.pay(client, pair.other, pair)
-        assert money.held(server, pair.payee.usdc_token_account) == 3_000_000
+    seller = Seller.at(server).open()
+    challenge = {"origin": ORIGIN, "idempotency_key": "shared", **seller.ask()}
+    with raw_client(server, server.agent_keys.create(pair.payer.account_id).key) as agent:
+        bought = agent.post("/ext/v1/payments", json={**challenge, "account_id": pair.payer.account_id})
+    again = http.post("/ext/v1/payments", json={**challenge, "account_id": pair.other.account_id})
+    assert (bought.status_code, again.status_code) == (201, 201)
+    third = http.post("/ext/v1/payments", json={**challenge, "account_id": pair.payee.account_id})
+    refused(third, "idempotency_conflict")
 
 
 class TestManyAtOnce:
@@ -448,6 +409,22 @@ class TestManyAtOnce:
         assert money.held(server, pair.payer.usdc_token_account) == 0
         assert money.held(server, pair.payee.usdc_token_account) == 101_000_000
         assert len(money.events(server)) == 400
+
+    def test_concurrent_duplicates_refused_for_balance_share_an_outcome_or_retry(
+        self, server: AgentPayServer, client: AgentPay, pair: Pair
+    ) -> None:
+        def pay(_: int) -> str:
+            with pytest.raises(InsufficientBalanceError) as refusal:
+                client.transfers.create(
+                    from_=pair.payer.account_id, to=pair.payee.account_id, amount=101, idempotency_key="k"
+                )
+            return refusal.value.transfer_id or ""
+
+        with ThreadPoolExecutor(16) as pool:
+            transfer_ids = set(pool.map(pay, range(64)))
+        # Requests that found none in progress made a separate attempt: each is stored, with one entry.
+        rejections = client.accounts.transactions(pair.payer.account_id, status="rejected", limit=100)
+        assert sorted(entry.transfer_id or "" for entry in rejections) == sorted(transfer_ids)
 
     @pytest.mark.anyio
     async def test_one_key_used_concurrently_for_two_accounts_pays_from_one(

@@ -12,7 +12,6 @@ from server_world import (
     UNKNOWN_ACCOUNT,
     UNKNOWN_KEY_ID,
     UNKNOWN_TRANSFER,
-    Funded,
     made_key,
     path_of,
     raw_client,
@@ -131,13 +130,6 @@ def test_a_transfer_from_another_account_is_403_whether_or_not_it_exists(matrix,
     assert state_of(matrix.server) == before
 
 
-@pytest.mark.parametrize("whose", ["sibling", "foreign"])
-def test_a_transfer_from_the_bound_account_goes_to_any_account(matrix, whose):
-    body = {"from": matrix.own, "to": matrix.account(whose), "amount": "1", "idempotency_key": f"to-{whose}"}
-
-    assert matrix.http.post("/v1/transfers", json=body).status_code == 200
-
-
 def test_transfers_of_other_accounts_are_404_like_unknown_ones(matrix):
     operator = matrix.server.client()
     own = operator.transfers.create(from_=matrix.own, to=matrix.sibling, amount="1")
@@ -153,27 +145,6 @@ def test_transfers_of_other_accounts_are_404_like_unknown_ones(matrix):
 
 def test_the_table_lists_every_account_scoped_endpoint():
     assert {endpoint.name for endpoint in BOUND_ENDPOINTS if endpoint.scope is Scope.ACCOUNT} == ALLOWED
-
-
-def test_an_agent_reads_its_policy_in_its_account(server: AgentPayServer, client: AgentPay):
-    account = client.accounts.create(name="a")
-    client.policies.update(account.account_id, max_single_transfer=5)
-    agent = server.agent_client(account.account_id)
-
-    assert agent.accounts.get(account.account_id).policy.max_single_transfer == 5
-    with pytest.raises(PermissionDeniedError):
-        agent.policies.get(account.account_id)
-
-
-def test_an_agent_cannot_widen_its_own_policy(server: AgentPayServer, client: AgentPay):
-    account = client.accounts.create(name="a")
-    client.policies.pause(account.account_id)
-    agent = server.agent_client(account.account_id)
-
-    for attempt in (agent.policies.resume, agent.policies.replace):
-        with pytest.raises(PermissionDeniedError):
-            attempt(account.account_id)
-    assert client.accounts.get(account.account_id).status == "paused"
 
 
 # --- Making and revoking ----------------------------------------------------------------------------------
@@ -218,14 +189,9 @@ def test_a_key_is_revoked_once(server: AgentPayServer, http: httpx.Client, clien
     key_id = server.agent_keys.create(client.accounts.create(name="a").account_id).key_id
     assert http.delete(f"/ext/v1/console/agent-keys/{key_id}").status_code == 204
 
-    for identifier in (key_id, UNKNOWN_KEY_ID, "x", key_id.upper()):
+    operator_key_id = server._running.server.operator.key_id
+    for identifier in (key_id, UNKNOWN_KEY_ID, "x", key_id.upper(), operator_key_id):
         refused(http.delete(f"/ext/v1/console/agent-keys/{identifier}"), "not_found")
-
-
-def test_an_operator_key_cannot_be_revoked_as_an_agent_key(server: AgentPayServer, http: httpx.Client):
-    refused(http.delete(f"/ext/v1/console/agent-keys/{server._running.server.operator.key_id}"), "not_found")
-
-    assert http.get("/v1/accounts").status_code == 200
 
 
 # --- Secrets ----------------------------------------------------------------------------------------------
@@ -274,19 +240,13 @@ def test_keys_are_in_no_log_and_no_response(planted: AgentPayServer, caplog: pyt
                     http.get("/ext/v1/console/audit"),
                 ]
         planted.agent_keys.revoke(agent.key_id)
+        base_url = planted.listen()
+        for key in (PLANTED, PLANTED[:-1]):
+            httpx.get(f"{base_url}/v1/accounts", headers={"Authorization": f"Bearer {key}"})
 
     text = caplog.text + "".join(answer.text + str(answer.headers) for answer in answers)
-    for secret in (PLANTED, agent.key):
+    for secret in (PLANTED, PLANTED[:-1], agent.key):
         assert secret[-20:] not in text
-
-
-def test_keys_are_in_no_log_of_a_port(planted: AgentPayServer, caplog: pytest.LogCaptureFixture):
-    with caplog.at_level(logging.DEBUG):
-        base_url = planted.listen()
-        httpx.get(f"{base_url}/v1/accounts", headers={"Authorization": f"Bearer {PLANTED}"})
-        httpx.get(f"{base_url}/v1/accounts", headers={"Authorization": f"Bearer {PLANTED[:-1]}"})
-
-    assert PLANTED[-20:-1] not in caplog.text
 
 
 def test_keys_are_in_no_traceback(planted: AgentPayServer):
@@ -345,13 +305,3 @@ def test_a_malformed_key_is_refused_without_a_database_lookup(
     ):
         with raw_client(server, key) as http:
             refused(http.get("/v1/accounts"), "unauthorized")
-
-
-def test_an_agent_key_is_sufficient_to_pay(server: AgentPayServer, funded: Funded):
-    payer, payee = funded("5"), funded("0.1")
-
-    transfer = server.agent_client(payer.account_id).transfers.create(
-        from_=payer.account_id, to=payee.account_id, amount="1"
-    )
-
-    assert transfer.status == "settled"

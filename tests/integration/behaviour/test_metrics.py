@@ -76,9 +76,6 @@ def test_a_metrics_key_fits_into_a_header_and_is_not_in_errors(key: str) -> None
     with pytest.raises(ValueError, match="1 to 200 visible ASCII characters") as caught:
         Settings(metrics_key=key)
     assert not key or key not in str(caught.value)
-
-
-def test_a_metrics_key_is_not_in_the_repr_of_settings() -> None:
     assert "of-the-scraper" not in repr(Settings(metrics_key="of-the-scraper"))
 
 

@@ -2,18 +2,17 @@
 
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
 import httpx
-import money
 import pytest
-from server_world import START, Funded, raw_client
+from server_world import START, raw_client
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay.contract.policies import AccountPolicy, Policy
-from agentpay.errors import AccountPausedError, PolicyViolationError
 from agentpay_server import AgentPayServer, PolicyUpdate, Settings
 
 DEFAULTS = {
@@ -63,26 +62,6 @@ def url(account: Account) -> str:
 def rules(body: dict[str, Any]) -> dict[str, Any]:
     """Return the seven fields of a policy."""
     return {name: body[name] for name in DEFAULTS}
-
-
-def test_a_new_account_has_a_policy_without_limits(
-    server: AgentPayServer, http: httpx.Client, account: Account
-) -> None:
-    body = http.get(url(account)).json()
-    assert body == {
-        **DEFAULTS,
-        "account_id": account.account_id,
-        "updated_at": "2026-01-01T00:00:00.000Z",
-    }
-    assert http.get(f"/v1/accounts/{account.account_id}").json()["policy"] == DEFAULTS
-
-
-def test_a_put_returns_the_policy_in_force(http: httpx.Client, account: Account) -> None:
-    response = http.put(url(account), json=FULL)
-    assert response.status_code == 200
-    body = {**FULL, "account_id": account.account_id, "updated_at": "2026-01-01T00:00:00.000Z"}
-    assert response.json() == body
-    assert http.get(url(account)).json() == body
 
 
 def test_by_default_an_omitted_field_keeps_its_value(http: httpx.Client, account: Account) -> None:
@@ -135,106 +114,6 @@ def test_a_limit_is_exact_in_every_notation(http: httpx.Client, account: Account
         assert response.status_code == 200, response.text
         assert f'"max_single_transfer":{shown},' in response.text.replace(": ", ":")
         assert http.get(url(account)).text == response.text
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        *("-1", "-0.000001", "0.0000001", "1e-7", "1000000000", "1e9", "999999999.9999999", "1e999999"),
-        *("true", "false", '"1"', '""', "[]", "{}", "[1]"),
-    ],
-)
-@pytest.mark.parametrize("field", ["max_single_transfer", "max_daily_spend", "escalation_threshold"])
-def test_an_inexact_limit_is_refused_and_changes_nothing(
-    shared_http: httpx.Client, shared: Account, field: str, sent: str
-) -> None:
-    response = shared_http.put(url(shared), content=f'{{"paused": true, "{field}": {sent}}}')
-    assert (response.status_code, response.json()["error"]) == (400, "invalid_request")
-    assert [fault["field"] for fault in response.json()["details"]] == [field]
-    assert rules(shared_http.get(url(shared)).json()) == DEFAULTS
-
-
-@pytest.mark.parametrize("sent", ["NaN", "Infinity", "-Infinity", "01", "1.", ".5", "+1", "0x10", "1_000"])
-def test_an_invalid_json_number_is_invalid_json(
-    shared_http: httpx.Client, shared: Account, sent: str
-) -> None:
-    response = shared_http.put(url(shared), content=f'{{"max_single_transfer": {sent}}}')
-    assert (response.status_code, response.json()["error"]) == (400, "invalid_request")
-    assert rules(shared_http.get(url(shared)).json()) == DEFAULTS
-
-
-@pytest.mark.parametrize(
-    ("body", "faults"),
-    [
-        ({"allowed_counterparties": ["nobody"]}, {"allowed_counterparties[0]"}),
-        (
-            {"allowed_counterparties": [SOMEONE, "acct_1", 7]},
-            {"allowed_counterparties[1]", "allowed_counterparties[2]"},
-        ),
-        ({"allowed_counterparties": SOMEONE}, {"allowed_counterparties"}),
-        ({"categories": ["data", "", "x" * 65]}, {"categories[1]", "categories[2]"}),
-        ({"categories": {"data": True}}, {"categories"}),
-        ({"require_memo": 1, "paused": "true"}, {"require_memo", "paused"}),
-        ({"max_monthly_spend": 1}, {"max_monthly_spend"}),
-        ({"account_id": "acct_1", "updated_at": "now"}, {"account_id", "updated_at"}),
-    ],
-)
-def test_every_fault_of_a_change_is_named_and_nothing_is_changed(
-    shared_http: httpx.Client, shared: Account, body: dict[str, Any], faults: set[str]
-) -> None:
-    response = shared_http.put(url(shared), json={"max_single_transfer": 3, **body})
-    assert response.status_code == 400
-    assert {fault["field"] for fault in response.json()["details"]} == faults
-    assert rules(shared_http.get(url(shared)).json()) == DEFAULTS
-
-
-def test_a_change_takes_effect_at_the_next_transfer(
-    server: AgentPayServer, client: AgentPay, funded: Funded
-) -> None:
-    payer, payee = funded("100"), funded("1", name="Payee")
-
-    def pay(amount: str) -> None:
-        client.transfers.create(from_=payer.account_id, to=payee.account_id, amount=amount)
-
-    pay("50")
-    client.policies.update(payer.account_id, max_single_transfer=5)
-    with pytest.raises(PolicyViolationError):
-        pay("5.000001")
-    pay("5")
-    client.policies.pause(payer.account_id)
-    with pytest.raises(AccountPausedError):
-        pay("1")
-    client.policies.resume(payer.account_id)
-    pay("1")
-    client.policies.update(payer.account_id, max_single_transfer=None)
-    pay("44")
-    assert money.held(server, payer.usdc_token_account) == 0
-
-
-def test_status_is_paused_exactly_while_the_policy_is(client: AgentPay) -> None:
-    paused, active = client.accounts.create(name="A"), client.accounts.create(name="B")
-    assert client.policies.pause(paused.account_id).paused
-
-    def listed(status: str) -> list[str]:
-        return [account.account_id for account in client.accounts.list(status=status)]
-
-    assert client.accounts.get(paused.account_id).status == "paused"
-    assert (listed("paused"), listed("active")) == ([paused.account_id], [active.account_id])
-    client.policies.replace(paused.account_id)
-    assert client.accounts.get(paused.account_id).status == "active"
-    assert (listed("paused"), listed("active")) == ([], [active.account_id, paused.account_id])
-
-
-def test_updated_at_is_the_time_of_the_last_change(
-    server: AgentPayServer, http: httpx.Client, account: Account
-) -> None:
-    server.sandbox.clock.advance(1.5)
-    assert http.get(url(account)).json()["updated_at"] == "2026-01-01T00:00:00.000Z"
-    changed = http.put(url(account), json={"paused": True}).json()
-    assert changed["updated_at"] == "2026-01-01T00:00:01.500Z"
-    server.sandbox.clock.advance(1)
-    same = http.put(url(account), json={"paused": True})
-    assert same.json()["updated_at"] == "2026-01-01T00:00:01.500Z"
 
 
 class TestPreconditions:
@@ -298,24 +177,20 @@ class TestSdk:
         assert (policy.categories, policy.require_memo, policy.paused) == (None, True, True)
         assert client.policies.get(account_id) == policy
 
-    def test_replace_resets_omitted_fields(self, either: AgentPayServer) -> None:
+    def test_replace_resets_omitted_fields_and_dates_the_change(self, either: AgentPayServer) -> None:
         client = either.client()
         account_id = client.accounts.create(name="Payer").account_id
+        made_at = either.sandbox.clock.now()
+        either.sandbox.clock.advance(1.5)
         client.policies.update(account_id, max_single_transfer=1, require_memo=True, paused=True)
         policy = client.policies.replace(account_id, max_daily_spend=7)
-        assert policy == AccountPolicy(max_daily_spend=Decimal(7), account_id=account_id, updated_at=START)
-
-    def test_pausing_and_resuming_keep_the_limits(self, either: AgentPayServer) -> None:
-        client = either.client()
-        account_id = client.accounts.create(name="Payer").account_id
-        client.policies.update(account_id, max_single_transfer=1, allowed_counterparties=[SOMEONE])
-        for policy, paused in (
-            (client.policies.pause(account_id), True),
-            (client.policies.pause(account_id), True),
-            (client.policies.resume(account_id), False),
-        ):
-            assert (policy.paused, policy.max_single_transfer) == (paused, 1)
-            assert policy.allowed_counterparties == (SOMEONE,)
+        changed_at = made_at + timedelta(seconds=1.5)
+        assert policy == AccountPolicy(
+            max_daily_spend=Decimal(7), account_id=account_id, updated_at=changed_at
+        )
+        # What changes nothing is no change.
+        either.sandbox.clock.advance(1)
+        assert client.policies.update(account_id, max_daily_spend=7).updated_at == changed_at
 
     def test_a_concurrent_change_is_never_undone(self, either: AgentPayServer) -> None:
         client = either.client()
@@ -345,17 +220,6 @@ class TestSdk:
         policy = client.policies.get(account_id)
         assert (policy.max_single_transfer, policy.max_daily_spend, policy.escalation_threshold) == (1, 2, 3)
         assert (policy.categories, policy.require_memo, policy.paused) == (("data",), True, True)
-
-
-def test_a_change_is_audited_with_its_previous_value(
-    server: AgentPayServer, client: AgentPay, account: Account
-) -> None:
-    client.policies.update(account.account_id, max_single_transfer=5)
-    client.policies.update(account.account_id, max_single_transfer=5)
-    (entry,) = [entry for entry in server.console.audit_log.list() if entry.action == "policies.put"]
-    assert entry.subject == account.account_id
-    assert entry.before == DEFAULTS
-    assert entry.after == {**DEFAULTS, "max_single_transfer": 5}
 
 
 def test_a_policy_replaces_another_accounts(client: AgentPay) -> None:

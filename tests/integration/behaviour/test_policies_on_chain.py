@@ -9,7 +9,6 @@ import pytest
 import rfc8785
 import validators
 from policy_on_chain import PolicyRecord, read_policy_record
-from server_world import Funded
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
@@ -45,11 +44,6 @@ def canonical(http: httpx.Client, account: Account) -> bytes:
     """Return the policy in force as RFC 8785 JSON, by an independent library."""
     body = http.get(f"/v1/accounts/{account.account_id}/policy").json()
     return rfc8785.dumps({name: body[name] for name in POLICY_FIELDS})
-
-
-def test_there_is_no_record_before_the_first_change(server: AgentPayServer, account: Account) -> None:
-    detail = server.console.details(account.account_id)
-    assert (detail.policy_version, detail.policy_record) == (1, None)
 
 
 def test_an_update_without_changes_writes_no_record(
@@ -120,12 +114,3 @@ def test_the_record_is_written_at_once_without_moving_the_clock(
     detail = server.console.details(account.account_id)
     assert detail.policy_record is not None
     assert detail.policy_record.version == 2
-
-
-def test_accounts_have_separate_records(server: AgentPayServer, client: AgentPay, funded: Funded) -> None:
-    one, other = funded("1"), funded("1", name="Other")
-    client.policies.pause(one.account_id)
-    client.policies.update(other.account_id, max_daily_spend=3)
-    assert view(server, one).address != view(server, other).address
-    assert on_chain(server, one).account_id == one.account_id
-    assert json.loads(on_chain(server, other).policy or "")["max_daily_spend"] == 3

@@ -1,57 +1,18 @@
 """The sandbox: test money, tenants, outside recipients, the clock (interface SB1 to SB5)."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import httpx
 import pytest
 import rpc_world
-from server_world import START, UNKNOWN_ACCOUNT, faults, raw_client, refused
+from server_world import START, faults, raw_client, refused
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.token.associated import get_associated_token_address
 
 from agentpay import AgentPay, ConflictError, InvalidRequestError
 from agentpay_server import AgentPayServer
-
-
-def test_funding_mints_and_returns_the_balance(http: httpx.Client, client: AgentPay):
-    account_id = client.accounts.create(name="a").account_id
-
-    first = http.post(f"/ext/v1/sandbox/accounts/{account_id}/fund", json={"amount": "1.5"})
-    second = http.post(f"/ext/v1/sandbox/accounts/{account_id}/fund", json={"amount": "1.5"})
-
-    assert first.status_code == 200
-    assert set(first.json()) == {"tx_signature", "balance_usdc"}
-    assert (first.json()["balance_usdc"], second.json()["balance_usdc"]) == ("1.500000", "3.000000")
-    assert first.json()["tx_signature"] != second.json()["tx_signature"]
-
-
-def test_funding_an_unknown_account_is_404(http: httpx.Client):
-    refused(http.post(f"/ext/v1/sandbox/accounts/{UNKNOWN_ACCOUNT}/fund", json={"amount": "1"}), "not_found")
-
-
-def test_a_tenant_gets_a_key_that_works(server: AgentPayServer, http: httpx.Client):
-    made = http.post("/ext/v1/sandbox/operators", json={"name": "Second"})
-
-    assert made.status_code == 201
-    assert set(made.json()) == {"operator_id", "key"}
-    assert made.json()["operator_id"].startswith("op_")
-    with raw_client(server, made.json()["key"]) as neighbour:
-        assert neighbour.get("/v1/accounts").json()["data"] == []
-        assert neighbour.post("/v1/accounts", json={"name": "x"}).status_code == 201
-
-
-def test_an_outside_recipient_can_be_paid(server: AgentPayServer, http: httpx.Client, client: AgentPay):
-    made = [http.post("/ext/v1/sandbox/token-accounts").json() for _ in range(2)]
-    account_id = client.accounts.create(name="a").account_id
-    server.sandbox.fund(account_id, 5)
-
-    assert made[0] != made[1]
-    for outside in made:
-        assert set(outside) == {"owner", "usdc_token_account"}
-        assert Pubkey.from_string(outside["owner"]) != Pubkey.from_string(outside["usdc_token_account"])
-        transfer = client.transfers.create(from_=account_id, to=outside["usdc_token_account"], amount="1")
-        assert transfer.status == "settled"
 
 
 def test_a_token_account_is_created_for_a_given_owner(
@@ -95,34 +56,53 @@ def test_a_manual_clock_is_paused_until_it_is_advanced(http: httpx.Client):
     assert http.get("/ext/v1/sandbox/clock").json() == {"now": "2026-01-02T00:00:01.501Z"}
 
 
-def test_new_objects_have_the_time_of_the_clock(server: AgentPayServer, client: AgentPay):
-    server.sandbox.clock.advance(days=365)
-
-    account = client.accounts.create(name="a")
-
-    assert account.created_at == START + timedelta(days=365)
-    assert client.policies.get(account.account_id).updated_at == START + timedelta(days=365)
-    assert account.account_id > f"acct_{'0' * 26}"
+LATER = START + timedelta(days=40, milliseconds=1)
 
 
-def test_the_clock_is_advanced_in_any_unit(server: AgentPayServer):
-    now = server.sandbox.clock.advance(1, minutes=2, hours=3, days=4)
+@pytest.mark.anyio
+async def test_the_clock_is_advanced_in_any_unit_and_travels_to_any_moment(server: AgentPayServer):
+    clock = server.sandbox.clock
+    later = START + timedelta(days=4, hours=3, minutes=2, seconds=1)
+    assert clock.advance(1, minutes=2, hours=3, days=4) == clock.now() == later
+    assert clock.travel_to(later) == later
+    assert clock.travel_to(LATER) == LATER == clock.now()
+    later += timedelta(days=40)
+    assert clock.travel_to(later.astimezone(timezone(timedelta(hours=-5)))) == later
+    assert await server.async_sandbox.clock.travel_to("2026-03-10T00:00:00.001Z") == clock.now()
 
-    assert now == server.sandbox.clock.now() == START + timedelta(days=4, hours=3, minutes=2, seconds=1)
 
-
-def test_the_clock_does_not_go_back(server: AgentPayServer):
-    with pytest.raises(InvalidRequestError):
-        server.sandbox.clock.advance(-1)
-
+@pytest.mark.parametrize(
+    ("moment", "error", "why"),
+    [
+        (
+            START - timedelta(microseconds=1),
+            ValueError,
+            r"the clock is at 2026-01-01T00:00:00\+00:00 and cannot",
+        ),
+        (datetime(2027, 1, 1), ValueError, "UTC offset"),  # noqa: DTZ001 - what is refused
+        ("2027-01-01T00:00:00", ValueError, "UTC offset"),
+        ("tomorrow", ValueError, "must be an ISO 8601 timestamp"),
+        ("2036-01-02T00:00:00Z", InvalidRequestError, "seconds"),
+        (5, TypeError, "moment must be a datetime with a UTC offset, or a string, not int"),
+    ],
+)
+def test_an_invalid_moment_is_refused(server: AgentPayServer, moment: Any, error: type[Exception], why: str):
+    with pytest.raises(error, match=why):
+        server.sandbox.clock.travel_to(moment)
     assert server.sandbox.clock.now() == START
 
 
-def test_a_running_clock_is_not_advanced():
+@pytest.mark.parametrize("seconds", [1e300, float("inf"), float("nan")])
+def test_a_duration_that_no_timedelta_has_is_a_value_error(server: AgentPayServer, seconds: float):
+    with pytest.raises(ValueError, match=r"duration|NaN"):
+        server.sandbox.clock.advance(seconds)
+
+
+def test_a_running_clock_neither_advances_nor_travels():
     with AgentPayServer(clock="system") as server, raw_client(server) as http:
         refused(http.post("/ext/v1/sandbox/clock/advance", json={"seconds": 1}), "clock_not_manual")
         with pytest.raises(ConflictError):
-            server.sandbox.clock.advance(1)
+            server.sandbox.clock.travel_to(datetime.now(UTC) + timedelta(days=1))
 
         assert abs(server.sandbox.clock.now() - datetime.now(UTC)) < timedelta(seconds=60)
 
@@ -144,3 +124,14 @@ def test_a_clock_starts_at_a_moment_with_an_offset():
         AgentPayServer(clock=START.replace(tzinfo=None))
     with pytest.raises(ValueError, match="clock is 'manual'"):
         AgentPayServer(clock="sundial")  # type: ignore[arg-type]
+
+
+def test_closing_from_the_server_s_thread_is_refused():
+    server = AgentPayServer().start()
+
+    async def close() -> None:
+        server.close()
+
+    with pytest.raises(RuntimeError, match="own thread"):
+        server._running._owner.call(close())
+    server.close()

@@ -13,29 +13,19 @@ import chain_facts
 import money
 import pytest
 import validators
-from server_world import START, raw_client
-from session_desk import Desk, refused
+from server_world import START, faults, raw_client
+from session_desk import Desk, refused, served
 
-from agentpay.errors import ConflictError, InvalidRequestError
 from agentpay_server import AgentPayServer, Settings
-
-
-def desk_of(server: AgentPayServer) -> Iterator[Desk]:
-    client = server.client()
-    payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
-    server.sandbox.fund(payer.account_id, 100)
-    with raw_client(server) as http:
-        yield Desk(server, http, payer, payee)
 
 
 @pytest.fixture
 def crowded() -> Iterator[Desk]:
     """A desk whose accounts may have three sessions, all of which the payer has."""
-    with AgentPayServer(clock=START, settings=Settings(max_open_sessions=3)) as server:
-        for desk in desk_of(server):
-            for number in range(3):
-                desk.open(idempotency_key=f"open {number}", cap_usdc="1")
-            yield desk
+    with served(max_open_sessions=3) as desk:
+        for number in range(3):
+            desk.open(idempotency_key=f"open {number}", cap_usdc="1")
+        yield desk
 
 
 def too_many(desk: Desk, **changed: Any) -> str:
@@ -45,6 +35,7 @@ def too_many(desk: Desk, **changed: Any) -> str:
     body = answer.json()
     assert (answer.status_code, set(body)) == (409, {"error", "message", "request_id"}), body
     assert body["error"] == "too_many_sessions"
+    assert "Close one" in body["message"]
     assert money.rows(desk.server, "sessions") == before
     return str(body["message"])
 
@@ -87,54 +78,33 @@ def test_at_the_session_limit_replays_succeed_and_policy_refusals_come_first(cro
     refused(crowded.ask(idempotency_key="one more"), "account_paused", "rejected", None)
 
 
-def test_the_client_raises_a_conflict_at_the_session_limit(crowded: Desk) -> None:
-    sessions = crowded.server.agent_client(crowded.payer.account_id).sessions
-    with pytest.raises(ConflictError, match="Close one") as refusal:
-        sessions.open(account_id=crowded.payer.account_id, to=crowded.payee.account_id, cap_usdc=1)
-    assert refusal.value.code == "too_many_sessions"
-
-
 # --- The smallest cap
 
 
-@pytest.mark.parametrize("cap", ["0.009999", "0.000001"])
-def test_a_cap_below_the_smallest_is_invalid_and_stores_nothing(desk: Desk, cap: str) -> None:
-    answer = desk.ask(cap_usdc=cap)
-    assert (answer.status_code, answer.json()["error"]) == (400, "invalid_request")
-    assert answer.json()["details"] == [{"field": "cap_usdc", "message": "must be at least 0.01"}]
-    assert money.rows(desk.server, "sessions") == []
-    # The key is free.
-    desk.open(cap_usdc="0.01")
-
-
-def test_the_smallest_cap_is_a_setting() -> None:
-    with AgentPayServer(clock=START, settings=Settings(min_session_cap_usdc="2.5")) as server:
-        for desk in desk_of(server):
-            with pytest.raises(InvalidRequestError, match=r"cap_usdc must be at least 2\.5"):
-                server.sessions.open(
-                    account_id=desk.payer.account_id, to=desk.payee.account_id, cap_usdc="2.499999"
-                )
-            desk.open(cap_usdc="2.5")
+@pytest.mark.parametrize(
+    ("settings", "below", "smallest"),
+    [({}, "0.009999", "0.01"), ({"min_session_cap_usdc": "2.5"}, "2.499999", "2.5")],
+    ids=["default", "set"],
+)
+def test_a_cap_below_the_smallest_is_invalid_and_stores_nothing(
+    settings: dict[str, Any], below: str, smallest: str
+) -> None:
+    with served(**settings) as desk:
+        answer = desk.ask(cap_usdc=below)
+        assert faults(answer) == {"cap_usdc": f"must be at least {smallest}"}
+        assert money.rows(desk.server, "sessions") == []
+        # The key is free.
+        desk.open(cap_usdc=smallest)
 
 
 def test_a_session_opened_under_a_lower_minimum_is_still_replayed_by_its_key(tmp_path: Path) -> None:
     validators.embedded_only("its chain is in the directory")
-    settings = Settings(min_session_cap_usdc="0.000001")
-    with AgentPayServer(clock=START, data_dir=tmp_path, settings=settings) as server:
-        for desk in desk_of(server):
-            terms = desk.terms(cap_usdc="0.001")
-            session_id = desk.open(cap_usdc="0.001")
+    with served(tmp_path, min_session_cap_usdc="0.000001") as desk:
+        terms = desk.terms(cap_usdc="0.001")
+        session_id = desk.open(cap_usdc="0.001")
     with AgentPayServer(clock=START, data_dir=tmp_path) as server, raw_client(server) as http:
         again = http.post("/ext/v1/sessions", json=terms)
         assert (again.status_code, again.json()["session_id"]) == (201, session_id)
-
-
-@pytest.mark.parametrize(
-    "settings", [{"max_open_sessions": 0}, {"min_session_cap_usdc": 0}, {"treasury_low_sol": "-1"}]
-)
-def test_an_invalid_session_limit_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(settings))):
-        Settings(**settings)
 
 
 def test_an_amount_of_sol_is_exact() -> None:
@@ -164,19 +134,16 @@ def test_on_a_public_cluster_an_idle_session_closes_after_a_day(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], hours: int | None
 ) -> None:
     chain_facts.state_to_services(monkeypatch, is_test_chain=False)
-    with AgentPayServer(clock=START, settings=Settings(**settings)) as server:
-        desks = desk_of(server)
-        desk = next(desks)
-        session_id = desk.open()
+    with served(**settings) as desk:
+        clock, session_id = desk.server.sandbox.clock, desk.open()
         for charged in (False, True):
-            server.sandbox.clock.advance(minutes=10)
+            clock.advance(minutes=10)
             if charged:
                 desk.charge(session_id, "1")
             closes = closes_at(desk)
-            begun = server.sandbox.clock.now() if charged else START
+            begun = clock.now() if charged else START
             assert (closes and (closes - begun).total_seconds()) == (hours and hours * 3600)
-        server.sandbox.clock.advance(hours=24)
+        clock.advance(hours=24)
         session = desk.http.get(f"/ext/v1/sessions/{session_id}").json()
         assert session["closing_reason"] == ("idle" if hours else None)
         assert session["status"] == ("settled" if hours else "open")
-        desks.close()

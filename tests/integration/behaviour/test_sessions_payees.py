@@ -8,11 +8,9 @@ from typing import Any
 import money
 import pytest
 from payees import Payee
-from server_world import START, raw_client
-from session_desk import Desk, refused
+from session_desk import Desk, refused, served
 
 from agentpay.contract.usdc import to_micro
-from agentpay_server import AgentPayServer, Settings
 
 
 @pytest.fixture
@@ -49,12 +47,18 @@ def assert_settled(desk: Desk, session: dict[str, Any], *, reason: str | None = 
 # --- The payee's token account is gone
 
 
-def test_a_closed_payee_token_account_is_recreated_and_paid(desk: Desk, payee: Payee) -> None:
+def test_a_closed_payee_token_account_is_recreated_and_paid(
+    desk: Desk, payee: Payee, caplog: pytest.LogCaptureFixture
+) -> None:
     session_id = charged(desk, payee.token_account)
     payee.closes()
     assert payee.holds() is None
     before = treasury(desk)
-    closed = desk.close(session_id)
+    with caplog.at_level("INFO", logger="agentpay_server"):
+        closed = desk.close(session_id)
+    (told,) = [line for line in caplog.messages if line.startswith("session.payee_recreated")]
+    assert f"session_id={session_id}" in told
+    assert f"usdc_token_account={payee.token_account}" in told
     assert closed.status_code == 200, closed.text
     assert_settled(desk, closed.json())
     assert payee.holds() == 4_000_000
@@ -64,21 +68,15 @@ def test_a_closed_payee_token_account_is_recreated_and_paid(desk: Desk, payee: P
     assert len(desk.events("session.settled")) == 1
 
 
-def test_a_missing_payee_account_is_replaced_by_the_associated_one(desk: Desk, payee: Payee) -> None:
-    other = payee.another()
-    session_id = charged(desk, other)
-    payee.closes(other)
-    assert_settled(desk, desk.close(session_id).json())
-    assert (payee.holds(other), payee.holds()) == (None, 4_000_000)
-
-
-def test_the_associated_account_of_a_payee_without_token_accounts_is_created(
-    desk: Desk, payee: Payee
+@pytest.mark.parametrize("closes_both", [False, True])
+def test_a_missing_payee_account_is_replaced_by_the_associated_one_that_may_have_to_be_created(
+    desk: Desk, payee: Payee, closes_both: bool
 ) -> None:
     other = payee.another()
     session_id = charged(desk, other)
     payee.closes(other)
-    payee.closes()
+    if closes_both:
+        payee.closes()
     assert_settled(desk, desk.close(session_id).json())
     assert (payee.holds(other), payee.holds()) == (None, 4_000_000)
 
@@ -143,18 +141,6 @@ def test_a_payee_of_an_older_session_whose_owner_was_not_stored_waits_for_its_to
     assert_settled(desk, desk.close(session_id).json())
 
 
-def test_recreating_a_payee_token_account_is_logged(
-    desk: Desk, payee: Payee, caplog: pytest.LogCaptureFixture
-) -> None:
-    session_id = charged(desk, payee.token_account)
-    payee.closes()
-    with caplog.at_level("INFO", logger="agentpay_server"):
-        desk.close(session_id)
-    (told,) = [line for line in caplog.messages if line.startswith("session.payee_recreated")]
-    assert f"session_id={session_id}" in told
-    assert f"usdc_token_account={payee.token_account}" in told
-
-
 def test_at_most_ten_payee_token_accounts_a_day_are_recreated_per_account(desk: Desk, payee: Payee) -> None:
     money.put_policy(desk.http, desk.payer, max_daily_spend=None)
     waiting = [
@@ -186,15 +172,20 @@ def test_closing_reason_names_the_obstacle_until_settled(desk: Desk) -> None:
     session_id = charged(desk, outside)
     assert shown(desk, session_id)["closing_reason"] is None
     money.freeze(desk.server, outside)
-    refused(desk.close(session_id), "transfer_failed", "closing", session_id)
+    for _ in range(2):
+        message = refused(desk.close(session_id), "transfer_failed", "closing", session_id)
+        assert outside in message
+        assert "safe in the escrow" in message
     stuck = shown(desk, session_id)
     assert (stuck["status"], stuck["closing_reason"]) == ("closing", "payee_frozen")
+    assert desk.charge(session_id, "1").json()["error"] == "session_closed"
+    assert desk.detail().reserved_usdc == 10
     # Another try of the server's own changes nothing about it.
     desk.server.sandbox.clock.advance(minutes=1)
     assert shown(desk, session_id) == stuck
-    assert desk.server.sessions.get(session_id).closing_reason == "payee_frozen"
     money.thaw(desk.server, outside)
     assert_settled(desk, desk.close(session_id).json())
+    assert money.held(desk.server, outside) == 4_000_000
 
 
 @pytest.mark.parametrize(("whose", "reason"), [("escrow", "escrow_frozen"), ("account", "account_frozen")])
@@ -225,21 +216,17 @@ def test_the_message_names_the_frozen_token_account(desk: Desk, whose: str, reas
 def test_closing_reason_names_the_automatic_close_or_the_obstacle(
     settings: dict[str, Any], reason: str
 ) -> None:
-    with AgentPayServer(clock=START, settings=Settings(**settings)) as server:
-        client = server.client()
-        payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
-        server.sandbox.fund(payer.account_id, 100)
-        with raw_client(server) as http:
-            desk = Desk(server, http, payer, payee)
-            session_id = charged(desk, payee.account_id)
-            asked = charged(desk, payee.account_id, idempotency_key="asked")
-            assert desk.close(asked).json()["closing_reason"] is None
-            money.freeze(server, payee.usdc_token_account)
-            server.sandbox.clock.advance(seconds=60)
-            assert shown(desk, session_id)["closing_reason"] == "payee_frozen"
-            money.thaw(server, payee.usdc_token_account)
-            server.sandbox.clock.advance(minutes=1)
-            session = shown(desk, session_id)
-            assert (session["status"], session["closing_reason"]) == ("settled", reason)
-            # To close it again asks for nothing that was not done.
-            assert desk.close(session_id).json() == session
+    with served(**settings) as desk:
+        payee, clock = desk.payee, desk.server.sandbox.clock
+        session_id = charged(desk, payee.account_id)
+        asked = charged(desk, payee.account_id, idempotency_key="asked")
+        assert desk.close(asked).json()["closing_reason"] is None
+        money.freeze(desk.server, payee.usdc_token_account)
+        clock.advance(seconds=60)
+        assert shown(desk, session_id)["closing_reason"] == "payee_frozen"
+        money.thaw(desk.server, payee.usdc_token_account)
+        clock.advance(minutes=1)
+        session = shown(desk, session_id)
+        assert (session["status"], session["closing_reason"]) == ("settled", reason)
+        # To close it again asks for nothing that was not done.
+        assert desk.close(session_id).json() == session

@@ -5,7 +5,6 @@ from collections import Counter
 from datetime import timedelta
 from decimal import Decimal
 
-import httpx
 import money
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -123,21 +122,6 @@ def test_a_refused_agent_that_waits_until_available_at_pays_and_a_microsecond_ea
     assert pay(client, payer, payee, str(wanted))
 
 
-def test_each_spend_leaves_the_window_separately(
-    server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
-) -> None:
-    payer = funded("100")
-    client.policies.update(payer.account_id, max_daily_spend=10)
-    for amount in ("1", "2", "3", "4"):
-        assert pay(client, payer, payee, amount)
-        server.sandbox.clock.advance(3600)
-    server.sandbox.clock.advance(DAY_SECONDS - 4 * 3600)
-    for amount, more in (("1", "1.000001"), ("2", "2.000001"), ("3", "3.000001"), ("4", "4.000001")):
-        assert not pay(client, payer, payee, more)
-        assert pay(client, payer, payee, amount)
-        server.sandbox.clock.advance(3600)
-
-
 def test_spends_before_the_limit_was_set_count(client: AgentPay, funded: Funded, payee: Account) -> None:
     payer = funded("100")
     assert pay(client, payer, payee, "8")
@@ -148,35 +132,21 @@ def test_spends_before_the_limit_was_set_count(client: AgentPay, funded: Funded,
     assert not pay(client, payer, payee, "0.000001")
 
 
-def test_a_refused_transfer_is_not_spent(
+def test_neither_refusals_nor_deposits_change_the_remaining_limit(
     server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
 ) -> None:
-    payer = funded("100")
-    client.policies.update(payer.account_id, max_daily_spend=200, max_single_transfer=150)
-    with pytest.raises(PolicyViolationError):
-        client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="151")
+    payer = funded("10")
+    client.policies.update(payer.account_id, max_daily_spend=20, max_single_transfer=15)
+    assert not pay(client, payer, payee, "16")
     with pytest.raises(InsufficientBalanceError):
-        client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="101")
+        client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="11")
     assert server.console.details(payer.account_id).spent_usdc == 0
-    assert pay(client, payer, payee, "100")
-
-
-def test_deposits_do_not_increase_the_remaining_limit(
-    server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
-) -> None:
-    payer = funded("100")
-    client.policies.update(payer.account_id, max_daily_spend=10)
     assert pay(client, payer, payee, "10")
     assert pay(client, payee, payer, "10")
     server.sandbox.fund(payer.account_id, "10")
+    assert server.console.details(payer.account_id).remaining_usdc == 10
+    assert pay(client, payer, payee, "10")
     assert not pay(client, payer, payee, "0.000001")
-
-
-def test_accounts_have_separate_windows(client: AgentPay, funded: Funded, payee: Account) -> None:
-    one, other = funded("100"), funded("100", name="Other")
-    for account in (one, other):
-        client.policies.update(account.account_id, max_daily_spend=10)
-        assert pay(client, account, payee, "10")
 
 
 async def outcomes_of_200(server: AgentPayServer, payer: Account, payee: Account) -> Counter[str]:
@@ -219,13 +189,3 @@ async def test_200_racing_transfers_spend_the_balance_and_none_fails_on_chain(
     assert counted == {"settled": 50, "rejected insufficient_balance": 150}
     assert money.held(server, payer.usdc_token_account) == 999_999
     assert server.console.details(payer.account_id).reserved_usdc == Decimal(0)
-
-
-def test_the_message_has_limit_spent_and_requested_amount(
-    http: httpx.Client, client: AgentPay, funded: Funded, payee: Account
-) -> None:
-    payer = funded("100")
-    client.policies.update(payer.account_id, max_daily_spend="10.5")
-    assert pay(client, payer, payee, "7.25")
-    message = money.post(http, money.order(payer, payee.account_id, "3.250001")).json()["message"]
-    assert all(amount in message for amount in ("10.500000", "7.250000", "3.250001"))

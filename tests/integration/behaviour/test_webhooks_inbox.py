@@ -1,14 +1,13 @@
 """The inbox: a receiver within the process, for users' tests."""
 
 import asyncio
-import threading
-import time
+import re
 from decimal import Decimal
 
 import pytest
 from server_world import Funded
 
-from agentpay import AgentPay, InvalidRequestError
+from agentpay import AgentPay
 from agentpay.contract.events import EVENTS
 from agentpay.webhooks import TransferSettled
 from agentpay_server import AgentPayServer
@@ -32,20 +31,6 @@ def pay(server: AgentPayServer, payer: str, payee: str, amount: str = "1") -> No
     server.client().transfers.create(from_=payer, to=payee, amount=amount)
 
 
-@pytest.mark.parametrize("clock", ["manual", "system"])
-def test_waiting_for_an_event_works_on_either_clock(clock):
-    with AgentPayServer(clock=clock) as server:
-        payer, payee = payer_and_payee(server)
-        inbox = server.webhook_inbox(events=["transfer.settled"])
-
-        pay(server, payer, payee, "2.50")
-        event = inbox.wait_for("transfer.settled")
-
-        assert isinstance(event, TransferSettled)
-        assert (event.data.account_id, event.data.amount_usdc) == (payer, Decimal("2.5"))
-        assert inbox.events == [event]
-
-
 def test_a_where_condition_may_call_the_server(running: AgentPayServer):
     payer, payee = payer_and_payee(running)
     client = running.client()
@@ -62,13 +47,6 @@ def test_a_where_condition_may_call_the_server(running: AgentPayServer):
     assert inbox.wait_for("transfer.settled", where=is_followed_by_another, timeout=60)
 
 
-def test_by_default_an_inbox_subscribes_to_every_type(server: AgentPayServer):
-    server.webhook_inbox()
-
-    (webhook,) = server.webhooks.list()
-    assert set(webhook.events) == set(EVENTS)
-
-
 def test_an_inbox_is_registered_as_a_webhook(server: AgentPayServer, client: AgentPay):
     account_id = client.accounts.create(name="a").account_id
 
@@ -78,65 +56,35 @@ def test_an_inbox_is_registered_as_a_webhook(server: AgentPayServer, client: Age
 
     (webhook,) = server.webhooks.list()
     assert (webhook.webhook_id, webhook.url) == (inbox.webhook_id, inbox.url)
+    assert "whsec_" not in repr(inbox) + str(inbox)
     assert (webhook.events, webhook.account_ids) == (("transfer.settled",), (account_id,))
     assert webhook.low_balance_threshold_usdc == Decimal("2.5")
+    server.webhook_inbox()
+    assert set(next(iter(server.webhooks.list())).events) == set(EVENTS)
 
 
-@pytest.mark.parametrize("arguments", [{"events": ["x"]}, {"events": []}, {"account_ids": ["x"]}])
-def test_an_invalid_registration_is_refused(server: AgentPayServer, arguments):
-    with pytest.raises(InvalidRequestError):
-        server.webhook_inbox(**arguments)
-    assert list(server.webhooks.list()) == []
-
-
-def test_waiting_does_not_advance_a_manual_clock(server: AgentPayServer, funded: Funded):
+def test_what_does_not_come_is_an_error_that_says_why(server: AgentPayServer, funded: Funded):
     payer, payee = funded("10"), funded("1")
-    inbox = server.webhook_inbox(events=["transfer.settled"])
-    inbox.fail_next()
+    inbox = server.webhook_inbox(events=["transfer.settled", "transfer.rejected"])
     before = server.sandbox.clock.now()
+
+    def refusal(event_type: str = "transfer.settled") -> str:
+        inbox.drain()
+        with pytest.raises(TimeoutError) as raised:
+            inbox.wait_for(event_type, timeout=0)
+        return str(raised.value)
+
+    assert refusal() == "no transfer.settled was received within 0 s; received: nothing"
+    inbox.fail_next()
     pay(server, payer.account_id, payee.account_id)
-
-    with pytest.raises(TimeoutError):
-        inbox.wait_for("transfer.settled", timeout=0)
-
-    assert server.sandbox.clock.now() == before
+    assert "received: nothing; 1 to retry wait for the clock" in refusal()
+    assert server.sandbox.clock.now() == before, "waiting does not move the clock"
     server.sandbox.clock.advance(30)
     assert inbox.wait_for("transfer.settled", timeout=0).type == "transfer.settled"
-
-
-def test_where_filters_events_of_the_type(server: AgentPayServer, funded: Funded):
-    payer, payee = funded("10"), funded("1")
-    inbox = server.webhook_inbox()
-    for amount in ("1", "2", "3"):
-        pay(server, payer.account_id, payee.account_id, amount)
-
-    assert inbox.wait_for("transfer.settled").data.amount_usdc == 1
-    assert inbox.wait_for("transfer.settled", where=lambda e: e.data.amount_usdc > 1).data.amount_usdc == 2
-
-
-def test_a_missing_event_is_an_error_that_lists_the_received_ones(server: AgentPayServer, funded: Funded):
-    payer, payee = funded("10"), funded("1")
-    inbox = server.webhook_inbox()
-    with pytest.raises(
-        TimeoutError, match=r"no transfer\.settled was received within 0 s; received: nothing"
-    ):
-        inbox.wait_for("transfer.settled", timeout=0)
-    pay(server, payer.account_id, payee.account_id)
-    inbox.drain()
-
-    with pytest.raises(TimeoutError, match=r"received: transfer\.initiated, transfer\.settled$"):
-        inbox.wait_for("transfer.rejected", timeout=0)
-
-
-def test_waiting_for_posts_that_were_refused_says_so(server: AgentPayServer, funded: Funded):
-    payer, payee = funded("10"), funded("1")
-    inbox = server.webhook_inbox(events=["transfer.settled"])
+    assert refusal("transfer.rejected").endswith("received: transfer.settled")
     server.client().webhooks.rotate_secret(inbox.webhook_id, overlap_seconds=0)
     pay(server, payer.account_id, payee.account_id)
-    inbox.drain()
-
-    with pytest.raises(TimeoutError, match=r"posts that were refused with 401, .*: 1; 1 to retry"):
-        inbox.wait_for("transfer.settled", timeout=0)
+    assert re.search(r"posts that were refused with 401, .*: 1; 1 to retry", refusal("transfer.rejected"))
 
 
 def test_events_are_each_once_and_receipts_are_all(server: AgentPayServer, funded: Funded):
@@ -157,36 +105,6 @@ def test_events_are_each_once_and_receipts_are_all(server: AgentPayServer, funde
         (event, 1, 200),
     ]
     assert inbox.events == [event]
-
-
-def test_failures_happen_in_the_requested_order(server, funded: Funded):
-    payer, payee = funded("10"), funded("1")
-    inbox = server.webhook_inbox(events=["transfer.settled"])
-    inbox.fail_next(400, times=2)
-    inbox.drop_next(times=1)
-    inbox.fail_next(302)
-    pay(server, payer.account_id, payee.account_id)
-
-    server.sandbox.clock.advance(hours=3)
-
-    assert [receipt.status_code for receipt in inbox.receipts] == [400, 400, None, 302, 200]
-
-
-def test_inboxes_are_independent(server: AgentPayServer, funded: Funded):
-    payer, payee = funded("10"), funded("10")
-    of_payer, of_payee, of_all = (
-        server.webhook_inbox(events=["transfer.settled"], account_ids=ids)
-        for ids in ([payer.account_id], [payee.account_id], [])
-    )
-    of_payer.fail_next()
-    assert len({inbox.url for inbox in (of_payer, of_payee, of_all)}) == 3
-
-    pay(server, payer.account_id, payee.account_id, "1")
-    pay(server, payee.account_id, payer.account_id, "2")
-    server.sandbox.clock.advance(0)
-
-    assert [len(inbox.receipts) for inbox in (of_payer, of_payee, of_all)] == [1, 1, 2]
-    assert [len(inbox.events) for inbox in (of_payer, of_payee, of_all)] == [0, 1, 2]
 
 
 def test_inboxes_of_two_servers_are_independent(server: AgentPayServer, funded: Funded):
@@ -229,41 +147,6 @@ def test_a_foreign_signature_gets_401(server: AgentPayServer):
     assert [(r.event, r.attempt, r.status_code) for r in inbox.receipts] == [(None, 0, 401)] * 2
 
 
-def test_a_post_to_an_unknown_inbox_fails(server: AgentPayServer, client: AgentPay, funded: Funded):
-    payer, payee = funded("10"), funded("1")
-    client.webhooks.create(url="http://inbox.agentpay.invalid/99", events=["transfer.settled"])
-    pay(server, payer.account_id, payee.account_id)
-
-    server.sandbox.clock.advance(0)
-
-    (delivery,) = server.deliveries.list()
-    assert (delivery.status, delivery.attempts[0].error) == ("retrying", "no answer: ReadError")
-
-
-def test_a_waiting_thread_is_woken_by_the_event(running: AgentPayServer):
-    payer, payee = payer_and_payee(running)
-    inbox = running.webhook_inbox(events=["transfer.settled"])
-    found = []
-    waiting = threading.Thread(target=lambda: found.append(inbox.wait_for("transfer.settled", timeout=600)))
-    waiting.start()
-
-    started = time.monotonic()
-    pay(running, payer, payee)
-    waiting.join()
-
-    assert len(found) == 1
-    assert time.monotonic() - started < 300
-
-
-def test_on_a_running_clock_waiting_ends_in_time(running: AgentPayServer):
-    inbox = running.webhook_inbox()
-
-    started = time.monotonic()
-    with pytest.raises(TimeoutError):
-        inbox.wait_for("transfer.settled", timeout=0.05)
-    assert time.monotonic() - started < 120
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize("clock", ["manual", "system"])
 async def test_awaiting_an_event_does_not_block_the_loop(clock):
@@ -277,10 +160,3 @@ async def test_awaiting_an_event_does_not_block_the_loop(clock):
         assert event.data.amount_usdc == 1
         with pytest.raises(TimeoutError, match=r"no transfer\.rejected"):
             await inbox.wait_for_async("transfer.rejected", timeout=0)
-
-
-def test_the_repr_of_an_inbox_shows_no_secret(server: AgentPayServer):
-    inbox = server.webhook_inbox()
-
-    assert inbox._secrets[0] not in repr(inbox)
-    assert "whsec_" not in repr(inbox) + str(inbox)

@@ -5,19 +5,18 @@ from typing import Any
 
 import attrs
 import pytest
+from outcomes import added, after
 
 from agentpay.contract.transactions import Direction, TransactionType
 from agentpay_server import Settings
 from agentpay_server.chain.protocol import ChainFailure, FailureReason
-from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import EntryRecord, SessionRecord
 from agentpay_server.engine.movement import Ending
-from agentpay_server.ledger.apply import Outcome
 from agentpay_server.ledger.spending import HoldChange
 from agentpay_server.ledger.transactions import State, StoredTransaction
 from agentpay_server.sessions.closing import SESSION_SETTLE as SETTLING
 from agentpay_server.sessions.opening import SESSION_OPEN as OPENING
-from agentpay_server.sessions.outcomes import charged, detail_of, escrow_of
+from agentpay_server.sessions.outcomes import detail_of, escrow_of
 from agentpay_server.sessions.payouts import REFUSED_BY_CHAIN
 
 CONTEXT: Any = SimpleNamespace(
@@ -83,25 +82,6 @@ def opening(session: SessionRecord = SESSION, **more: Any) -> Ending[SessionReco
 def closing(session: SessionRecord, **more: Any) -> Ending[SessionRecord]:
     of_tx = {name: more.pop(name) for name in ("detail", "rent", "fee") if name in more}
     return Ending(context=CONTEXT, tx=tx("session_close", **of_tx), subject=session, now_us=9, **more)
-
-
-def added(outcome: Outcome[Any]) -> dict[str, dict[str, int]]:
-    """What an outcome adds to each account."""
-    totals: dict[str, dict[str, int]] = {}
-    for posting in outcome.postings:
-        of_account = totals.setdefault(posting.account_id, {})
-        for name, amount in posting.added.items():
-            of_account[name] = of_account.get(name, 0) + amount
-    return {
-        account: {name: amount for name, amount in amounts.items() if amount}
-        for account, amounts in totals.items()
-    }
-
-
-def after(outcome: Outcome[Any]) -> SessionRecord:
-    assert isinstance(outcome.subject, Change)
-    changed: SessionRecord = outcome.subject.after
-    return changed
 
 
 def test_a_funded_escrow_takes_the_cap_out_of_the_balance_and_keeps_it_reserved() -> None:
@@ -201,19 +181,3 @@ def test_a_settlement_that_the_chain_has_outdated_is_signed_again_at_once() -> N
     moved = ChainFailure(reason=FailureReason.ACCOUNT_NOT_EMPTY, detail="dust")
     found = after(SETTLING.failed(closing(CLOSING, failure=moved)))
     assert (found.status, found.closes_us, found.error) == ("closing", 9, None)
-
-
-@pytest.mark.parametrize(
-    ("before", "total", "types"),
-    [
-        (0, 8, []),
-        (8, 9, ["session.cap_warning"]),
-        (9, 10, ["session.cap_reached"]),
-        (0, 10, ["session.cap_warning", "session.cap_reached"]),
-    ],
-)
-def test_a_charge_reports_what_it_crosses(before: int, total: int, types: list[str]) -> None:
-    session = attrs.evolve(SESSION, status="open", running_total=total)
-    outcome = charged(session, before_micro=before)
-    assert [event.type for event in outcome.events] == types
-    assert outcome.postings == ()

@@ -4,10 +4,10 @@ from typing import Any
 
 import attrs
 import pytest
+from outcomes import added, after
 
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.chain.protocol import ChainFailure, FailureReason
-from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.movement import Ending
 from agentpay_server.engine.policy import Refusal
@@ -61,19 +61,6 @@ def ending(transfer: TransferRecord = TRANSFER, tx: StoredTransaction = TX, **mo
     return Ending(context=NO_CONTEXT, tx=tx, subject=transfer, now_us=9, **more)
 
 
-def added(outcome: Outcome[Any]) -> dict[str, dict[str, int]]:
-    """What an outcome adds to each account."""
-    totals: dict[str, dict[str, int]] = {}
-    for posting in outcome.postings:
-        of_account = totals.setdefault(posting.account_id, {})
-        for name, amount in posting.added.items():
-            of_account[name] = of_account.get(name, 0) + amount
-    return {
-        account: {name: amount for name, amount in amounts.items() if amount}
-        for account, amounts in totals.items()
-    }
-
-
 def history(outcome: Outcome[Any]) -> list[tuple[str, str, int, str | None]]:
     return [
         (posting.account_id, entry.type.value, entry.amount, entry.counterparty)
@@ -84,12 +71,6 @@ def history(outcome: Outcome[Any]) -> list[tuple[str, str, int, str | None]]:
 
 def events(outcome: Outcome[Any]) -> list[str]:
     return [event.type for event in outcome.events]
-
-
-def after(outcome: Outcome[Any]) -> TransferRecord:
-    assert isinstance(outcome.subject, Change)
-    changed: TransferRecord = outcome.subject.after
-    return changed
 
 
 def test_a_settled_transfer_moves_its_amount_and_releases_its_hold() -> None:
