@@ -1,7 +1,7 @@
 """A server that dies in the middle of an operation, and another that resumes from the stored state.
 
 The death is a cancellation of everything that the first server had in progress, so that it can come at any
-await; `test_kill_points.py` kills real processes.
+await; `test_kill_matrix.py` kills real processes.
 """
 
 import asyncio

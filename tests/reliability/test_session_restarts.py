@@ -2,7 +2,7 @@
 
 A refused settlement is postponed, checked and signed again. The death is a cancellation of everything that
 the first
-server had in progress, so that it can come between any two units of work; `test_kill_sessions.py` kills real
+server had in progress, so that it can come between any two units of work; `test_kill_matrix.py` kills real
 processes at the points that a settlement passes without trouble.
 """
 
