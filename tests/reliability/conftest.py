@@ -1,14 +1,12 @@
 """Fixtures of the reliability tests: a server per test, on an event loop with virtual time."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import rpc_proxy
 import rpc_service
 import worlds
-from killing import Directory, Postgres, Prepared, Survey, prepared
 from rpc_proxy import RpcProxy
 from rpc_service import Service
 from rpc_trouble import TIMEOUT_SECONDS
@@ -28,27 +26,6 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 def _no_deadlocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a deadlock on PostgreSQL fail the test: all units lock in one order, so none can happen."""
     monkeypatch.setattr(postgres, "_ABORTED", postgres._ABORTED - {"40P01"})
-
-
-@pytest.fixture(scope="module", params=["file", "postgres"])
-def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    """A place where a payer has 100 USDC, of which each test of a module has a copy."""
-    if request.param == "postgres":
-        return prepared(Postgres.made())
-    return prepared(Directory(tmp_path_factory.mktemp("template") / "data"))
-
-
-@pytest.fixture(scope="module")
-def before(template: Prepared, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The executed transactions of the template's chain, read from a copy of it."""
-    with template.copied(tmp_path_factory.mktemp("before"), "data").served() as server:
-        return Survey(server).landed()
-
-
-@pytest.fixture
-def it(template: Prepared, tmp_path: Path) -> Prepared:
-    """The test's own copy of the template."""
-    return template.copied(tmp_path, "data")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import time
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,6 +63,9 @@ class Directory:
     def serve(self, **options: Any) -> AgentPayServer:
         return AgentPayServer(data_dir=self.path, **{"settings": Settings(**PATIENT), **options})
 
+    def survey(self, server: AgentPayServer) -> "Survey":
+        return Survey(server)
+
     def copied(self, scratch: Path, name: str) -> "Directory":
         shutil.copytree(self.path, scratch / name)
         return Directory(scratch / name)
@@ -84,6 +88,9 @@ class Postgres:
     def serve(self, **options: Any) -> AgentPayServer:
         settings = Settings(encryption_key=stores.KEY, **PATIENT)
         return AgentPayServer(database_url=stores.url_of(self.name), settings=settings, **options)
+
+    def survey(self, server: AgentPayServer) -> "Survey":
+        return Survey(server)
 
     def copied(self, scratch: Path, name: str) -> "Postgres":
         return self.made(f"TEMPLATE {self.name} STRATEGY file_copy")
@@ -116,6 +123,13 @@ class OnValidator(Directory):
     def serve(self, **options: Any) -> AgentPayServer:
         rpc = validators.rpc_settings(self.node)
         return AgentPayServer(data_dir=self.path, rpc=rpc, **{"clock": "system", **options})
+
+    def survey(self, server: AgentPayServer) -> "Survey":
+        return NodeSurvey(server, self.node)
+
+    def copied(self, scratch: Path, name: str) -> "OnValidator":
+        shutil.copytree(self.path, scratch / name)
+        return OnValidator(scratch / name, self.node)
 
 
 _numbers = itertools.count()
@@ -247,6 +261,8 @@ def close_sessions(server: AgentPayServer) -> None:
 class Survey:
     """The chain and the tables of a server that is running in process."""
 
+    is_of_node = False
+
     def __init__(self, server: AgentPayServer) -> None:
         world: Any = server._running
         self._call = world._owner.call
@@ -329,6 +345,37 @@ class Survey:
         escalation = ["escalation.required"] if was_escalated else []
         assert types == [*escalation, "transfer.initiated", "transfer.settled"]
         self.assert_conserved()
+
+
+class NodeSurvey(Survey):
+    """The same, of a server whose accounts are on a node that other servers use too."""
+
+    is_of_node = True
+
+    def __init__(self, server: AgentPayServer, node: Surfpool) -> None:
+        super().__init__(server)
+        self._node = node
+
+    def _of_token_accounts(self, method: str) -> dict[str, Any]:
+        accounts = [row["usdc_token_account"] for row in self.rows("accounts")]
+        escrows = [row["escrow_token_account"] for row in self.rows("sessions")]
+        commitment = {"commitment": "confirmed", "encoding": "base64"}
+        return {each: self._node.call(method, each, commitment) for each in [*accounts, *escrows]}
+
+    def landed(self) -> set[str]:
+        """Return the signatures of the transactions that did something to the accounts."""
+        told = self._of_token_accounts("getSignaturesForAddress")
+        return {line["signature"] for lines in told.values() for line in lines if line["err"] is None}
+
+    def balances(self) -> dict[str, int]:
+        told = self._of_token_accounts("getAccountInfo")
+        existing = {each: found["value"]["data"][0] for each, found in told.items() if found["value"]}
+        return {each: TokenAccount.from_bytes(b64decode(data)).amount for each, data in existing.items()}
+
+    def assert_conserved(self, *, unposted: int = 0) -> None:
+        assert not unposted
+        balances = self.balances()
+        assert all(row["balance"] == balances[row["usdc_token_account"]] for row in self.rows("accounts"))
 
 
 def expiring(it: Prepared, dying: Child, point: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import httpx
 import pytest
@@ -18,14 +19,19 @@ def know_keys(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NodeHome, "keypair", lambda _, name: keypair_of("kill tests", name))
 
 
-def visited(it: Prepared, opened: Callable[[str], AbstractContextManager[Paywall]], path: str) -> Prepared:
-    """Return a place at which a seller, opened next to a node, has come to what it needs to be paid."""
+def move(shop: Paywall, rpc_url: str) -> None:
+    """Let a seller broadcast to another node from now on."""
+    home: Any = shop._home
+    home._url = rpc_url
+
+
+def visited(it: Prepared, opened: Callable[..., AbstractContextManager[Paywall]], path: str) -> None:
+    """Have a seller, opened next to a node of a place, come to what it needs to be paid."""
     with pytest.MonkeyPatch.context() as patch, it.served() as server:
         know_keys(patch)
-        with opened(server.rpc_url) as shop:
+        with opened(rpc_url=server.rpc_url) as shop:
             http = httpx.Client(transport=shop.transport(), base_url=shop.base_url)
             assert http.get(path).status_code == 402
-    return it
 
 
 class ShopClock(SystemClock):

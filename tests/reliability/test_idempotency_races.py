@@ -25,22 +25,6 @@ async def at_once(world: World, count: int, source: Party, to: Party, amount: st
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_200_concurrent_requests_with_one_key_make_one_transaction(seed: int) -> None:
-    async with worlds.world(interrupted=seed) as world:
-        source, to = await world.account("100"), await world.account()
-        answers = await at_once(world, 200, source, to, "0.5", "one")
-        assert {answer.status for answer in answers} == {200}
-        assert len({str(answer.body) for answer in answers}) == 1
-        assert world.balance(to) == 500_000
-        assert world.attempts(answers[0].transfer_id) == ["landed"]
-        assert len(await world.rows("transfers")) == 1
-        assert await world.event_types(answers[0].body["transfer_id"]) == [
-            "transfer.initiated",
-            "transfer.settled",
-        ]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("fault", [chains.reply_lost, chains.dropped, chains.expiring])
 async def test_concurrent_requests_with_one_key_and_a_chain_fault_make_one_transaction(
     seed: int, fault: chains.Act
@@ -79,55 +63,6 @@ async def test_a_policy_rejection_under_one_key_is_made_once(seed: int) -> None:
         assert len({str(answer.body) for answer in answers}) == 1
         assert len(await world.events()) == 1
         assert len(await world.entries(source)) == 2
-
-
-async def test_distinct_keys_with_equal_terms_make_a_transaction_each() -> None:
-    async with worlds.world(interrupted=0) as world:
-        source, to = await world.account("100"), await world.account()
-        answers = await at_once(world, 100, source, to, "1", "key-{}")
-        assert {answer.status for answer in answers} == {200}
-        assert len({answer.body["tx_signature"] for answer in answers}) == 100
-        assert (world.balance(source), world.balance(to)) == (0, 100_000_000)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-async def test_racing_transfers_spend_the_balance_and_none_fails_on_chain(seed: int) -> None:
-    async with worlds.world(interrupted=seed) as world:
-        source, to = await world.account("20.999999"), await world.account()
-        answers = await at_once(world, 80, source, to, "1", "key-{}")
-        counted = Counter((answer.status, answer.error, answer.body["status"]) for answer in answers)
-        assert counted == {
-            (200, None, "settled"): 20,
-            (402, "insufficient_balance", "rejected"): 60,
-        }
-        settled = [answer.body["tx_signature"] for answer in answers if answer.status == 200]
-        assert len(set(settled)) == 20
-        assert world.balance(source) == 999_999
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-async def test_racing_transfers_reach_the_daily_limit_and_do_not_exceed_it(seed: int) -> None:
-    async with worlds.world(interrupted=seed) as world:
-        source, to = await world.account("100"), await world.account()
-        await world.policy(source, max_daily_spend=20.999999)
-        world.chain.next_payment(*[chains.reply_lost, chains.passed, chains.dropped] * 5)
-        answers = await at_once(world, 200, source, to, "1", "key-{}")
-        assert Counter(answer.status for answer in answers) == {200: 20, 402: 180}
-        assert (await world.detail(source))["spent_usdc"] == "20.000000"
-        assert world.balance(to) == 20_000_000
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-async def test_one_key_used_concurrently_for_two_accounts_pays_from_one(seed: int) -> None:
-    async with worlds.world(interrupted=seed) as world:
-        one, other, to = [await world.account("10") for _ in range(3)]
-        answers = await asyncio.gather(
-            *(world.transfer("raced", source, to, "2") for source in (one, other) * 20)
-        )
-        counted = Counter((answer.status, answer.error) for answer in answers)
-        assert counted == {(200, None): 20, (409, "idempotency_conflict"): 20}
-        assert len({answer.transfer_id for answer in answers} - {None}) == 1
-        assert world.balance(to) == 12_000_000
 
 
 @pytest.mark.parametrize("seed", SEEDS)

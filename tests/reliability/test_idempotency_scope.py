@@ -9,18 +9,14 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 
 import pytest
-import stores
 import worlds
 from attrs import define, field, frozen
-from two_servers import started
+from two_servers import both
 from worlds import Answer, Party, World
-
-from agentpay_server.chain.protocol import ChainUnreachableError
 
 DAY_SECONDS = 24 * 3600
 STORES = ["file", "postgres"]
@@ -303,16 +299,8 @@ class TestTwoServers:
 
     @pytest.fixture
     async def scene(self) -> AsyncIterator[Scene]:
-        url = await stores.fresh_url()
-        first = await started(url, None, None)
-        second = await started(url, first.chain, first.runtime.operator.key)
-        # The second has created another chain from the ledger: the first continues from there.
-        with suppress(ChainUnreachableError):
-            await first.chain.latest_blockhash()
-        yield await scene_of(first, second)
-        await second.stop()
-        await first.stop()
-        stores.run.free.append(url)
+        async with both() as servers:
+            yield await scene_of(*servers)
 
     async def test_concurrent_requests_are_linearizable(self, scene: Scene) -> None:
         for seed in range(20):

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import stores
 import worlds
 from attrs import define, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sellers import Seller
 from session_sellers import SessionSeller, opening_in
-from two_servers import started
+from two_servers import both
 from worlds import Answer, Party, World
 
 from agentpay_server.chain.protocol import ChainUnreachableError
@@ -101,15 +100,8 @@ class TestTwoServers:
 
     @pytest.fixture
     async def servers(self) -> AsyncIterator[tuple[World, World]]:
-        url = await stores.fresh_url()
-        first = await started(url, None, None)
-        second = await started(url, first.chain, first.runtime.operator.key)
-        with suppress(ChainUnreachableError):
-            await first.chain.latest_blockhash()
-        yield first, second
-        await second.stop()
-        await first.stop()
-        stores.run.free.append(url)
+        async with both() as servers:
+            yield servers
 
     async def test_each_pair_of_kinds_pays_once_if_raced(self, servers: tuple[World, World]) -> None:
         first, second = servers

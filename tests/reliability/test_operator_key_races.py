@@ -5,9 +5,8 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
-import stores
 import worlds
-from two_servers import started
+from two_servers import both
 from worlds import Answer, World
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
@@ -96,13 +95,8 @@ class TestTwoServers:
 
     @pytest.fixture
     async def servers(self) -> AsyncIterator[tuple[World, World]]:
-        url = await stores.fresh_url()
-        first = await started(url, None, None)
-        second = await started(url, first.chain, first.runtime.operator.key)
-        yield first, second
-        await second.stop()
-        await first.stop()
-        stores.run.free.append(url)
+        async with both() as servers:
+            yield servers
 
     async def test_concurrent_revocations_of_the_last_two_keys_leave_one(
         self, servers: tuple[World, World]

@@ -87,6 +87,16 @@ class Market:
     async def sessions(self) -> list[dict[str, Any]]:
         return await self.world.rows("sessions")
 
+    async def ended(self) -> tuple[str, int]:
+        """Return the status of the only session, and what is settled of it."""
+        (session,) = await self.sessions()
+        return session["status"], session["settled"]
+
+    async def books(self, payer: Party) -> tuple[int, int, int | None]:
+        """Return a payer's balance, what its channels hold, and when it was suspended."""
+        (row,) = await self.world.rows("accounts", account_id=payer.account_id)
+        return row["balance"], row["cap_holds"], row["suspended_us"]
+
     async def allow_signing(self, payer: Party) -> None:
         path = f"/ext/v1/console/accounts/{payer.account_id}/allow-signing"
         assert (await self.world.request("POST", path)).status == 200
@@ -104,6 +114,14 @@ async def market_of(lives: Lives) -> Market:
     seller = SessionSeller(context.chain, context.signer, lambda _: None)
     await seller._open()
     return Market(world, seller)
+
+
+async def known_market(lives: Lives) -> tuple[Market, Party]:
+    """Return a market with a payer of 20 USDC that has paid once."""
+    market = await market_of(lives)
+    payer = await market.world.account("20")
+    assert await market.paid(payer, "known") == PRICE
+    return market, payer
 
 
 async def restarted(lives: Lives, market: Market) -> Market:
@@ -140,9 +158,7 @@ def _watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 async def test_vouchers_lost_by_a_restore_and_settled_by_the_seller_are_not_paid_again(
     lives: Lives, seconds: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    market = await market_of(lives)
-    payer = await market.world.account("20")
-    assert await market.paid(payer, "known") == PRICE
+    market, payer = await known_market(lives)
     restore = lives.disk.capture()
     for key in LOST:
         await market.paid(payer, key)
@@ -180,9 +196,7 @@ async def test_vouchers_lost_by_a_restore_and_settled_by_the_seller_are_not_paid
 async def test_no_voucher_is_signed_for_a_total_that_the_chain_shows_as_settled_beyond_the_books(
     lives: Lives, caplog: pytest.LogCaptureFixture
 ) -> None:
-    market = await market_of(lives)
-    payer = await market.world.account("20")
-    assert await market.paid(payer, "known") == PRICE
+    market, payer = await known_market(lives)
     restore = lives.disk.capture()
     for key in LOST:
         await market.paid(payer, key)
@@ -206,9 +220,7 @@ async def test_no_voucher_is_signed_for_a_total_that_the_chain_shows_as_settled_
 async def test_a_payout_beyond_the_books_is_found_when_nothing_is_left_of_the_channel(
     lives: Lives, caplog: pytest.LogCaptureFixture
 ) -> None:
-    market = await market_of(lives)
-    payer = await market.world.account("20")
-    assert await market.paid(payer, "known") == PRICE
+    market, payer = await known_market(lives)
     # An old channel leaves no account, and only its payout shows what was settled.
     await asyncio.sleep(codecs.OPEN_SLOT_WINDOW * 0.4 + 60)
     restore = lives.disk.capture()
@@ -219,10 +231,10 @@ async def test_a_payout_beyond_the_books_is_found_when_nothing_is_left_of_the_ch
     for _ in range(4):
         assert (await market.pay(payer, LOST[0])).error == "chain_unavailable"
         await asyncio.sleep(FINALITY_SECONDS)
-    (session,) = await market.sessions()
-    assert (session["status"], session["settled"]) == ("settled", 2 * PRICE)
+    assert await market.ended() == ("settled", 2 * PRICE)
     assert len(unknown_payouts(caplog)) == 1
     (stop,) = await stops_of(market.world)
+    (session,) = await market.sessions()
     assert stop["after"]["tx_signature"] == session["settlement_tx_signature"]
     assert await not_ready(market.world) == ["stopped_accounts"]
 
@@ -230,9 +242,7 @@ async def test_a_payout_beyond_the_books_is_found_when_nothing_is_left_of_the_ch
 async def test_a_total_settled_beyond_the_books_is_found_without_a_request(
     lives: Lives, caplog: pytest.LogCaptureFixture
 ) -> None:
-    market = await market_of(lives)
-    payer = await market.world.account("20")
-    assert await market.paid(payer, "known") == PRICE
+    market, payer = await known_market(lives)
     restore = lives.disk.capture()
     await market.paid(payer, LOST[0])
     restore()
@@ -256,8 +266,7 @@ async def test_settled_vouchers_that_the_books_know_stop_no_account(
     await market.settle(closes=True)
     market = await restarted(lives, market)
     await asyncio.sleep(60)
-    (session,) = await market.sessions()
-    assert (session["status"], session["settled"]) == ("settled", 2 * PRICE)
+    assert await market.ended() == ("settled", 2 * PRICE)
     assert unknown_payouts(caplog) == []
     assert await not_ready(market.world) == []
 
@@ -306,9 +315,8 @@ async def test_a_refund_from_an_escrow_that_its_seller_refills_is_no_deposit(
     async def nothing(_: ChannelWatch) -> bool:
         return False
 
-    market = await market_of(lives)
-    payer, seller = await market.world.account("20"), market.seller
-    assert await market.paid(payer, "known") == PRICE
+    market, payer = await known_market(lives)
+    seller = market.seller
     opening = seller.opening
     assert opening is not None
     create = instructions.create_associated_token_account_idempotent(
@@ -325,10 +333,8 @@ async def test_a_refund_from_an_escrow_that_its_seller_refills_is_no_deposit(
         (row,) = await market.world.rows("accounts", account_id=payer.account_id)
         assert (row["balance"], row["cap_holds"]) == (FUNDS - CAP, CAP)
     await asyncio.sleep(60)
-    (session,) = await market.sessions()
-    assert (session["status"], session["settled"]) == ("settled", PRICE)
-    (row,) = await market.world.rows("accounts", account_id=payer.account_id)
-    assert (row["balance"], row["cap_holds"], row["suspended_us"]) == (FUNDS - PRICE, 0, None)
+    assert await market.ended() == ("settled", PRICE)
+    assert await market.books(payer) == (FUNDS - PRICE, 0, None)
     assert market.world.balance(payer) == FUNDS - PRICE
 
 
@@ -339,9 +345,8 @@ async def test_a_payout_that_cannot_be_read_delays_no_deposit(
     async def unreadable(*_: object, **__: object) -> ChannelHistory:
         raise ChainUnreachableError("a node reports the transactions of a channel in two ways")
 
-    market = await market_of(lives)
-    payer, seller = await market.world.account("20"), market.seller
-    assert await market.paid(payer, "known") == PRICE
+    market, payer = await known_market(lives)
+    seller = market.seller
     with monkeypatch.context() as unread:
         unread.setattr(RpcChain, "channel_history", unreadable)
         await market.settle(closes=True)
@@ -350,10 +355,8 @@ async def test_a_payout_that_cannot_be_read_delays_no_deposit(
         (row,) = await market.world.rows("accounts", account_id=payer.account_id)
         assert (row["balance"], row["cap_holds"]) == (FUNDS - CAP + PRICE, CAP)
     await asyncio.sleep(120)
-    (session,) = await market.sessions()
-    assert (session["status"], session["settled"]) == ("settled", PRICE)
-    (row,) = await market.world.rows("accounts", account_id=payer.account_id)
-    assert (row["balance"], row["cap_holds"], row["suspended_us"]) == (FUNDS, 0, None)
+    assert await market.ended() == ("settled", PRICE)
+    assert await market.books(payer) == (FUNDS, 0, None)
     assert market.world.balance(payer) == FUNDS
     entries = (await market.world.request("GET", f"/v1/accounts/{payer.account_id}/transactions")).body
     moved = sorted((row["type"], micro(row["amount_usdc"])) for row in entries["data"])
@@ -378,10 +381,8 @@ async def test_amounts_that_contradict_a_payout_settle_nothing(
         (session,) = await market.sessions()
         assert session["status"] == "closing"
     await asyncio.sleep(120)
-    (session,) = await market.sessions()
-    assert (session["status"], session["settled"]) == ("settled", PRICE)
-    (row,) = await market.world.rows("accounts", account_id=payer.account_id)
-    assert (row["balance"], row["cap_holds"], row["suspended_us"]) == (FUNDS - PRICE, 0, None)
+    assert await market.ended() == ("settled", PRICE)
+    assert await market.books(payer) == (FUNDS - PRICE, 0, None)
 
 
 @pytest.mark.parametrize("_watch", ["unpolled"], indirect=True)
@@ -391,9 +392,7 @@ async def test_only_the_first_voucher_after_a_start_reads_channels_from_the_chai
     _watch: None,
 ) -> None:
     assert lives.cluster is not None
-    market = await market_of(lives)
-    payer = await market.world.account("20")
-    assert await market.paid(payer, "known") == PRICE
+    market, payer = await known_market(lives)
     market = await restarted(lives, market)
     calls, reads = lives.cluster.calls, []
     for number in range(3):
@@ -410,9 +409,7 @@ async def test_a_seller_that_is_blocked_while_the_chain_is_read_gets_no_voucher(
     lives: Lives, _watch: None
 ) -> None:
     assert lives.cluster is not None
-    market = await market_of(lives)
-    payer = await market.world.account("20")
-    assert await market.paid(payer, "known") == PRICE
+    market, payer = await known_market(lives)
     market = await restarted(lives, market)
     before = lives.cluster.calls.copy()
     paying = asyncio.ensure_future(market.pay(payer, "new"))
@@ -470,9 +467,7 @@ ENDED = {
 @pytest.mark.parametrize("lives", ["cluster"], indirect=True)
 async def test_one_false_end_of_a_channel_does_not_end_its_session(lives: Lives, end: str) -> None:
     assert lives.cluster is not None
-    market = await market_of(lives)
-    payer = await market.world.account("20")
-    assert await market.paid(payer, "known") == PRICE
+    market, payer = await known_market(lives)
     market = await restarted(lives, market)
     await asyncio.sleep(FINALITY_SECONDS)
     lives.cluster.tell("getMultipleAccounts", once(ENDED[end]), seconds=3_600.0)
@@ -497,14 +492,11 @@ async def test_one_false_payout_of_a_channel_does_not_change_the_books(
         return {**reply, "meta": {**meta, "postTokenBalances": kept}}
 
     assert lives.cluster is not None
-    market = await market_of(lives)
-    payer = await market.world.account("20")
-    assert await market.paid(payer, "known") == PRICE
+    market, _ = await known_market(lives)
     lives.cluster.tell("getTransaction", once(without_refund, after), seconds=3_600.0)
     await market.settle(closes=True)
     await asyncio.sleep(FINALITY_SECONDS + 60)
-    (session,) = await market.sessions()
-    assert (session["status"], session["settled"]) == ("settled", PRICE)
+    assert await market.ended() == ("settled", PRICE)
     assert unknown_payouts(caplog) == []
     assert await not_ready(market.world) == []
 
@@ -516,9 +508,7 @@ async def test_a_false_total_of_a_channel_neither_stops_its_account_nor_changes_
     lives: Lives, seconds: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert lives.cluster is not None
-    market = await market_of(lives)
-    payer = await market.world.account("20")
-    assert await market.paid(payer, "known") == PRICE
+    market, payer = await known_market(lives)
     await market.settle(closes=False)
     await asyncio.sleep(FINALITY_SECONDS)
     market = await restarted(lives, market)
@@ -538,9 +528,7 @@ async def test_a_false_total_of_a_channel_does_not_delay_its_close(
     lives: Lives, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert lives.cluster is not None
-    market = await market_of(lives)
-    payer = await market.world.account("20")
-    assert await market.paid(payer, "known") == PRICE
+    market, payer = await known_market(lives)
     lives.cluster.tell("getMultipleAccounts", with_settled(3 * PRICE), seconds=3_600.0)
     (session,) = await market.sessions()
     assert (await market.world.close_session(session["session_id"])).status == 200
@@ -602,6 +590,5 @@ async def test_a_postponed_close_of_a_channel_waits_for_its_time_across_starts(
     await asyncio.sleep(20)
     assert (await market.sessions())[0]["status"] == "closing"
     await asyncio.sleep(3_600)
-    (session,) = await market.sessions()
-    assert (session["status"], session["settled"]) == ("settled", 0)
+    assert await market.ended() == ("settled", 0)
     assert market.world.balance(payer) == FUNDS

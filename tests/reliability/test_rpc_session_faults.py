@@ -34,7 +34,11 @@ async def until_settled(service: Service, session_id: str) -> dict[str, Any]:
 
 
 async def assert_whole_session(
-    service: Service, proxy: RpcProxy, *, opening: tuple[str, Act] | None, closing: tuple[str, Act] | None
+    service: Service,
+    proxy: RpcProxy,
+    *,
+    opening: tuple[str, Act] | None = None,
+    closing: tuple[str, Act] | None = None,
 ) -> None:
     """Open a session of 10, charge 4 and close it, with a fault on the way, and judge."""
     payer, payee = await service.account("100"), await service.account()
@@ -66,21 +70,13 @@ async def shows(service: Service, party: Party) -> str:
     return str(told["balance_usdc"])
 
 
+@pytest.mark.parametrize("step", ["opening", "closing"])
 @pytest.mark.parametrize(("call", "fault"), combinations(TRANSFER_CALLS))
-async def test_one_fault_at_any_call_of_an_opening_funds_one_escrow(
-    service: Service, proxy: RpcProxy, call: str, fault: str
+async def test_one_fault_at_any_call_of_a_session_funds_one_escrow_and_pays_once(
+    service: Service, proxy: RpcProxy, call: str, fault: str, step: str
 ) -> None:
     before = proxy.requests[call]
-    await assert_whole_session(service, proxy, opening=(call, FAULTS[fault]), closing=None)
-    assert proxy.requests[call] > before
-
-
-@pytest.mark.parametrize(("call", "fault"), combinations(TRANSFER_CALLS))
-async def test_one_fault_at_any_call_of_a_settlement_pays_once(
-    service: Service, proxy: RpcProxy, call: str, fault: str
-) -> None:
-    before = proxy.requests[call]
-    await assert_whole_session(service, proxy, opening=None, closing=(call, FAULTS[fault]))
+    await assert_whole_session(service, proxy, **{step: (call, FAULTS[fault])})
     assert proxy.requests[call] > before
 
 

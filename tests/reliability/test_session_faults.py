@@ -41,21 +41,18 @@ async def assert_settled(world: World, source: Party, to: Party, closed: Answer,
 
 
 @pytest.mark.parametrize("trouble", TROUBLE.values(), ids=TROUBLE)
-async def test_an_opening_with_a_chain_fault_funds_one_escrow(world: World, trouble: chains.Act) -> None:
+@pytest.mark.parametrize("at", ["opening", "settlement"])
+async def test_a_session_with_a_chain_fault_funds_one_escrow_and_pays_once(
+    world: World, at: str, trouble: chains.Act
+) -> None:
     source, to = await pair(world)
-    world.chain.next("send", trouble)
+    if at == "opening":
+        world.chain.next("send", trouble)
     session_id = await world.opened_session("s", source, to, "10")
     assert world.balance(source) == 90_000_000
     await world.charge("k", session_id, "4")
-    await assert_settled(world, source, to, await world.close_session(session_id), 4_000_000)
-
-
-@pytest.mark.parametrize("trouble", TROUBLE.values(), ids=TROUBLE)
-async def test_a_settlement_with_a_chain_fault_pays_once(world: World, trouble: chains.Act) -> None:
-    source, to = await pair(world)
-    session_id = await world.opened_session("s", source, to, "10")
-    await world.charge("k", session_id, "4")
-    world.chain.next("send", trouble)
+    if at == "settlement":
+        world.chain.next("send", trouble)
     await assert_settled(world, source, to, await world.close_session(session_id), 4_000_000)
 
 

@@ -1,9 +1,8 @@
 """A settlement that the chain refuses, and a server that dies in any step of it (P1, P10).
 
 A refused settlement is postponed, checked and signed again. The death is a cancellation of everything that
-the first
-server had in progress, so that it can come between any two units of work; `test_kill_sessions.py` kills real
-processes at the points that a settlement passes without trouble.
+the first server had in progress, so that it can come between any two units of work; `test_kill_matrix.py`
+kills real processes at the points that a settlement passes without trouble.
 """
 
 from pathlib import Path

@@ -84,6 +84,7 @@ TRIALS = [
 ]
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "protocols"), TRIALS)
 def test_a_new_key_on_each_retry_is_found_and_the_adapter_passes(

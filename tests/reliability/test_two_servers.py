@@ -7,7 +7,6 @@ each has for itself (P4, P5, P7, P9, P10).
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
 from typing import Any
 
 import asyncpg
@@ -17,19 +16,18 @@ import signed
 import stores
 from attrs import evolve
 from chains import Act
+from races import CALLS, RACES, settled_books
 from sellers import ORIGIN, Seller
 from session_sellers import SessionSeller
 from solders.account import Account
 from solders.pubkey import Pubkey
-from two_servers import started
-from worlds import Answer, Party, World, drive, settled_as_answered
+from two_servers import both
+from worlds import Answer, World, drive
 
-from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.plugins.postgres.connections import PreparedConnection
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
-CALLS = 200
 TRANSACTIONS_OF = "SELECT count(DISTINCT xmin::text) FROM"
 
 
@@ -58,15 +56,8 @@ async def holder(url: str) -> AsyncIterator[asyncpg.Connection]:
 @pytest.fixture
 async def servers(request: pytest.FixtureRequest, url: str) -> AsyncIterator[tuple[World, World]]:
     """Two servers; a test may give both the same settings as the fixture's parameter."""
-    settings = getattr(request, "param", {})
-    first = await started(url, None, None, **settings)
-    second = await started(url, first.chain, first.runtime.operator.key, **settings)
-    # The second has created an unused chain from the ledger: the first continues from there.
-    with suppress(ChainUnreachableError):
-        await first.chain.latest_blockhash()
-    yield first, second
-    await second.stop()
-    await first.stop()
+    async with both(url, **getattr(request, "param", {})) as servers:
+        yield servers
 
 
 @pytest.fixture
@@ -86,26 +77,9 @@ def deadlocks(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
     return found
 
 
-async def at_once(servers: tuple[World, World], key: str, source: Party, to: Party) -> list[Answer]:
-    """Send 200 transfers of 1 USDC, every second one to the other server."""
-    return await asyncio.gather(
-        *(servers[number % 2].transfer(key.format(number), source, to, "1") for number in range(CALLS))
-    )
-
-
-async def test_one_key_sent_to_both_servers_makes_one_transfer(servers: tuple[World, World]) -> None:
-    first, _ = servers
-    source, to = await first.account("100"), await first.account()
-    answers = await at_once(servers, "one", source, to)
-    assert {answer.status for answer in answers} == {200}
-    assert len({str(answer.body) for answer in answers}) == 1
-    assert first.balance(to) == 1_000_000
-    assert first.attempts(answers[0].transfer_id) == ["landed"]
-    assert len(await first.rows("transfers")) == 1
-    assert await first.event_types(answers[0].body["transfer_id"]) == [
-        "transfer.initiated",
-        "transfer.settled",
-    ]
+@pytest.mark.parametrize("raced", RACES)
+async def test_what_races_at_two_servers_has_one_outcome(servers: tuple[World, World], raced: str) -> None:
+    await RACES[raced](servers)
 
 
 async def test_200_openings_at_both_servers_stop_at_exactly_the_session_limit(
@@ -202,33 +176,6 @@ async def treasury(world: World) -> int:
     return found[0]
 
 
-async def test_distinct_keys_sent_to_both_servers_make_a_transaction_each(
-    servers: tuple[World, World],
-) -> None:
-    first, _ = servers
-    source, to = await first.account("300"), await first.account()
-    answers = await at_once(servers, "key-{}", source, to)
-    assert {answer.status for answer in answers} == {200}
-    assert len({answer.body["tx_signature"] for answer in answers}) == CALLS
-    assert (first.balance(source), first.balance(to)) == (100_000_000, 200_000_000)
-    assert (await first.detail(source))["reserved_usdc"] == "0.000000"
-
-
-async def test_transfers_at_both_servers_reach_the_daily_limit_and_do_not_exceed_it(
-    servers: tuple[World, World],
-) -> None:
-    first, second = servers
-    source, to = await first.account("300"), await first.account()
-    await second.policy(source, max_daily_spend=50.999999)
-    answers = await at_once(servers, "key-{}", source, to)
-    assert Counter((answer.status, answer.error) for answer in answers) == {
-        (200, None): 50,
-        (402, "policy_violation"): 150,
-    }
-    assert first.balance(to) == 50_000_000
-    assert (await second.detail(source))["spent_usdc"] == "50.000000"
-
-
 async def test_transfers_of_many_accounts_with_repeated_keys_are_exact(
     servers: tuple[World, World],
 ) -> None:
@@ -270,7 +217,7 @@ async def test_transfers_of_many_accounts_with_repeated_keys_are_exact(
     assert sorted(event["transfer_id"] for event in events) == sorted(row["transfer_id"] for row in settled)
     assert first.balance(to) == 500_000 * sum(counts)
     assert [entry["amount"] for entry in await first.entries(to)] == [500_000] * sum(counts)
-    await settled_books(servers, to, *sources)
+    await settled_books(first, to, *sources)
 
 
 async def test_payments_at_both_servers_reach_the_daily_limit_and_do_not_exceed_it(
@@ -323,57 +270,6 @@ async def test_reusing_a_key_with_other_parameters_at_the_other_server_conflicts
 # --- Sessions
 
 
-async def settled_books(servers: tuple[World, World], *parties: Party) -> None:
-    """Assert that nothing is reserved any more, and that the books say what the chain says."""
-    first, _ = servers
-    for party in parties:
-        (row,) = await first.rows("accounts", account_id=party.account_id)
-        assert (row["in_flight"], row["cap_holds"]) == (0, 0)
-        assert row["balance"] == first.balance(party)
-
-
-async def test_one_key_sent_to_both_servers_opens_one_session(servers: tuple[World, World]) -> None:
-    first, _ = servers
-    source, to = await first.account("100"), await first.account()
-    answers = await asyncio.gather(
-        *(servers[number % 2].open_session("one", source, to, "10") for number in range(60))
-    )
-    assert {answer.status for answer in answers} == {201}
-    assert len({str(answer.body) for answer in answers}) == 1
-    session_id = answers[0].body["session_id"]
-    assert first.attempts(session_id) == ["landed"]
-    assert (first.balance(source), len(await first.rows("sessions"))) == (90_000_000, 1)
-    assert [event["type"] for event in await first.events()] == ["session.opened"]
-
-
-async def test_charges_at_both_servers_stop_at_the_cap_and_each_key_charges_once(
-    servers: tuple[World, World],
-) -> None:
-    first, second = servers
-    source, to = await first.account("100"), await first.account()
-    session_id = await first.opened_session("s", source, to, "1")
-    answers = await asyncio.gather(
-        *(world.charge(f"key-{number}", session_id, "0.02") for number in range(60) for world in servers)
-    )
-    assert {(answer.status, answer.error) for answer in answers} == {
-        (200, None),
-        (402, "session_cap_exceeded"),
-    }
-    made = await first.rows("session_charges")
-    assert [row["amount"] for row in made] == [20_000] * 50
-    # Both respond in the same way to a key that has charged.
-    told = Counter(f"key-{number // 2}" for number, answer in enumerate(answers) if answer.status == 200)
-    assert told == {row["idempotency_key"]: 2 for row in made}
-    assert [event["type"] for event in await second.events()] == [
-        "session.opened",
-        "session.cap_warning",
-        "session.cap_reached",
-    ]
-    closed = await second.close_session(session_id)
-    assert (closed.status, closed.body["settled_usdc"]) == (200, "1.000000")
-    assert first.balance(to) == 1_000_000
-
-
 async def test_charges_of_many_sessions_with_repeated_keys_are_exact(
     servers: tuple[World, World], deadlocks: list[Exception]
 ) -> None:
@@ -408,7 +304,7 @@ async def test_charges_of_many_sessions_with_repeated_keys_are_exact(
     assert [row["running_total"] for row in await first.rows("sessions")] == [300_000] * len(sessions)
     closed = await asyncio.gather(*(first.close_session(session_id) for session_id in sessions))
     assert {answer.body["settled_usdc"] for answer in closed} == {"0.300000"}
-    await settled_books(servers, source, to)
+    await settled_books(first, source, to)
 
 
 async def test_a_charge_that_waits_for_another_server_holds_up_no_charge_of_another_session(
@@ -514,41 +410,7 @@ async def test_a_transaction_that_two_servers_end_at_once_is_no_deadlock(
             await holder.execute("SELECT FROM accounts WHERE account_id = $1 FOR UPDATE", each)
     assert (await running[0]).status == 200
     assert not deadlocks
-    await settled_books(servers, to, *sources)
-
-
-async def test_closing_at_both_servers_during_charges_settles_exactly_the_accepted_charges(
-    servers: tuple[World, World],
-) -> None:
-    first, second = servers
-    source, to = await first.account("100"), await first.account()
-    session_id = await first.opened_session("s", source, to, "10")
-    *charges, one, other = await asyncio.gather(
-        *(servers[number % 2].charge(f"key-{number}", session_id, "0.07") for number in range(60)),
-        first.close_session(session_id),
-        second.close_session(session_id),
-    )
-    assert (one.status, one.body) == (200, other.body)
-    assert {(answer.status, answer.error) for answer in charges} <= {(200, None), (409, "session_closed")}
-    await settled_as_answered(first, session_id, charges, 70_000)
-    assert first.balance(to) == 70_000 * sum(answer.status == 200 for answer in charges)
-    assert first.attempts(session_id) == ["landed", "landed"]
-    await settled_books(servers, source, to)
-    assert [event["type"] for event in await first.events()] == ["session.opened", "session.settled"]
-
-
-async def test_sessions_and_transfers_at_both_servers_reach_the_daily_limit_and_do_not_exceed_it(
-    servers: tuple[World, World],
-) -> None:
-    first, second = servers
-    source, to = await first.account("100"), await first.account()
-    await second.policy(source, max_daily_spend=10.999999)
-    answers = await asyncio.gather(
-        *(servers[number % 2].open_session(f"s-{number}", source, to, "1") for number in range(15)),
-        *(servers[number % 2].transfer(f"t-{number}", source, to, "1") for number in range(15)),
-    )
-    assert Counter(answer.error for answer in answers) == {None: 10, "policy_violation": 20}
-    assert (await second.detail(source))["spent_usdc"] == "10.000000"
+    await settled_books(first, to, *sources)
 
 
 async def test_sessions_in_opposite_directions_at_both_servers_do_not_deadlock(
@@ -577,7 +439,7 @@ async def test_sessions_in_opposite_directions_at_both_servers_do_not_deadlock(
     left = {str(answer.body["session_id"]) for answer in answers[48:]}
     answers = await asyncio.gather(*(world.close_session(each) for each in left for world in servers))
     assert {answer.status for answer in answers} == {200}
-    await settled_books(servers, one, other)
+    await settled_books(first, one, other)
     # Both ways the same was paid.
     assert (first.balance(one), first.balance(other)) == (100_000_000, 100_000_000)
     assert len(signed.spends(await first.rows("chain_transactions"))) == 24
@@ -599,7 +461,7 @@ async def test_a_session_with_a_chain_fault_is_funded_and_settled_once_by_two_se
     assert {(answer.status, answer.body["settled_usdc"]) for answer in answers} == {(200, "4.000000")}
     assert first.attempts(session_id).count("landed") == 2
     assert (first.balance(source), first.balance(to)) == (96_000_000, 4_000_000)
-    await settled_books(servers, source, to)
+    await settled_books(first, source, to)
     assert [event["type"] for event in await first.events()] == ["session.opened", "session.settled"]
 
 

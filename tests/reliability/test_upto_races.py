@@ -7,17 +7,14 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import stores
 import worlds
 from session_sellers import ORIGIN, UptoSeller
-from two_servers import started
+from two_servers import both
 from worlds import Answer, Party, World
-
-from agentpay_server.chain.protocol import ChainUnreachableError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
@@ -79,27 +76,13 @@ async def one_server() -> AsyncIterator[tuple[World, ...]]:
         yield (world,)
 
 
-@asynccontextmanager
-async def two_servers() -> AsyncIterator[tuple[World, ...]]:
-    url = await stores.fresh_url()
-    first = await started(url, None, None)
-    second = await started(url, first.chain, first.runtime.operator.key)
-    # The second has created an unused chain from the ledger: the first continues from there.
-    with suppress(ChainUnreachableError):
-        await first.chain.latest_blockhash()
-    yield first, second
-    await second.stop()
-    await first.stop()
-    stores.run.free.append(url)
-
-
 @pytest.fixture
 def anyio_backend() -> str:
     """A loop whose time is real: both wait for PostgreSQL."""
     return "asyncio"
 
 
-@pytest.fixture(params=[one_server, two_servers], ids=["file", "postgres"])
+@pytest.fixture(params=[one_server, both], ids=["file", "postgres"])
 async def market(request: pytest.FixtureRequest) -> AsyncIterator[Market]:
     async with request.param() as servers:
         found = Market(*servers)

@@ -1,5 +1,7 @@
 """Servers on one database and one chain, each with a database connection of its own."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +14,7 @@ from agentpay_server.assembly import identity
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.opening import Storage
 from agentpay_server.assembly.server import start_server
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.platform.clock import SystemClock, manual_clock
 from agentpay_server.plugins.postgres.database import PostgresDatabase
 
@@ -56,6 +59,22 @@ async def started_on(
     storage = Storage(database=database, ledger=ledger, settings=settings, is_alone=is_alone, **known)
     runtime = await start_server(ServerConfig(clock=clock, wrap_chain=wrap, **config), storage)
     return World(runtime, used[0])
+
+
+@asynccontextmanager
+async def both(url: str | None = None, **settings: Any) -> AsyncIterator[tuple[World, World]]:
+    """Serve twice on one PostgreSQL and one chain; on a database of its own, unless one is given."""
+    made = await stores.fresh_url() if url is None else url
+    first = await started(made, None, None, **settings)
+    second = await started(made, first.chain, first.runtime.operator.key, **settings)
+    # The second has created an unused chain from the ledger: the first continues from there.
+    with suppress(ChainUnreachableError):
+        await first.chain.latest_blockhash()
+    yield first, second
+    await second.stop()
+    await first.stop()
+    if url is None:
+        stores.run.free.append(made)
 
 
 def accept_any_chain(patch: Any) -> None:

@@ -55,7 +55,7 @@ def test_without_faults_nothing_fails() -> None:
     assert (outcome.violations, outcome.struck, outcome.crashes) == ((), (), 0)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.whole
 def test_every_kind_of_fault_strikes_somewhere() -> None:
     """No kind is dead weight."""
     odds = {kind: max(value * 2, 0.01) for kind, value in {**ODDS, **LIES}.items()}

@@ -25,6 +25,7 @@ from agentpay_server.chain.protocol import (
     Posted,
     nothing_posted,
 )
+from agentpay_server.platform.failpoints import Value, passing
 from agentpay_server.plugins.cluster import chain_head
 from agentpay_server.plugins.cluster.chain_head import ChainHead
 from agentpay_server.plugins.cluster.polling import Recent
@@ -338,8 +339,9 @@ class AccountHistory:
                 for line in lines
                 if not line.failed
             ]
-            succeeded = (each for each in landed if each is not None)
-            return history_of(succeeded, channel, signer=signer, to=to, usdc_mint=mint)
+            succeeded = [each for each in landed if each is not None]
+            proved = history_of(succeeded, channel, signer=signer, to=to, usdc_mint=mint)
+            return passing(Value.CHANNEL_HISTORY, proved, succeeded, channel, signer)
 
         found = await read()
         if await read() != found:
