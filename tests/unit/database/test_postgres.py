@@ -16,6 +16,7 @@ from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.runner import DatabaseClosedError, DatabaseInUseError, DatabaseUnavailableError
 from agentpay_server.database.tables import counters
 from agentpay_server.ledger import deliveries, idempotency
+from agentpay_server.ledger.deliveries import LEASE_US
 from agentpay_server.plugins.postgres import database as postgres
 from agentpay_server.plugins.postgres.connections import _PREPARER, PreparedConnection, UndoneError
 from agentpay_server.plugins.postgres.database import POOL_SIZE, PostgresDatabase
@@ -118,6 +119,35 @@ async def test_held_inserts_are_sent_before_a_statement_that_names_their_table(d
 async def test_a_read_that_writes_is_refused(database):
     with pytest.raises(Exception, match="read-only transaction"):
         await database.read(put, "one")
+
+
+async def test_a_deadlocked_unit_is_retried(database, other, holder):
+    await database.run(put, "one", "two")
+    tries = []
+
+    def crossing(connection, first, second):
+        tries.append(first)
+        add(connection, first)
+        # Both hold their first row when they ask for the second.
+        connection.execute(text("SELECT pg_advisory_xact_lock_shared(88)"))
+        add(connection, second)
+
+    await holder.execute("SELECT pg_advisory_lock(88)")
+    racers = [
+        asyncio.ensure_future(database.run(crossing, "one", "two")),
+        asyncio.ensure_future(other.run(crossing, "two", "one")),
+    ]
+    waiting = (
+        "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database "
+        "WHERE locktype = 'advisory' AND NOT granted AND datname = current_database()"
+    )
+    while await holder.fetchval(waiting) < 2:
+        pass
+    await holder.execute("SELECT pg_advisory_unlock(88)")
+    await asyncio.gather(*racers)
+    assert await database.read(values) == {"one": 2, "two": 2}
+    # The aborted one may deadlock once more.
+    assert len(tries) >= 3
 
 
 async def test_a_cancelled_caller_leaves_no_transaction_open(database, other, holder):
@@ -313,6 +343,25 @@ async def test_a_hold_is_lost_when_the_network_drops_all_packets(url, other, mon
 LOCK_ONE = "BEGIN; UPDATE counters SET value = 7 WHERE name = 'one'"
 
 
+async def test_a_unit_running_when_the_hold_is_lost_is_not_committed(database, other, holder):
+    lost = asyncio.Event()
+    await database.run(put, "one")
+    await database.hold_alone(lost.set)
+    pid = database._holder.driver.get_server_pid()
+
+    await holder.execute(LOCK_ONE)
+    running = asyncio.ensure_future(database.run(add, "one"))
+    await until_waiting(holder, 1)
+    await holder.execute("SELECT pg_terminate_backend($1)", pid)
+    await lost.wait()
+    with pytest.raises(DatabaseUnavailableError):
+        await running
+    await other.hold_alone()
+    await holder.execute("ROLLBACK")
+    await until_waiting(holder, 0)
+    assert await other.run(add, "one") == 1
+
+
 async def test_closing_aborts_units_that_do_not_end(database, other, holder, monkeypatch):
     monkeypatch.setattr(postgres, "_LAST_UNITS_SECONDS", 0.05)
     await database.run(put, "one")
@@ -360,6 +409,33 @@ async def test_racing_claims_for_many_accounts_give_operators_one_winner_and_age
     assert all(result is None or isinstance(result, ConstraintError) for result in results)
 
 
+FILLED = """
+    INSERT INTO webhooks (webhook_id, operator_id, url, events, account_ids, secret, created_us)
+    SELECT 'wh_' || i, 'op_1', 'http://receiver', '[]', '[]', '', 0 FROM generate_series(1, 50) i;
+    INSERT INTO deliveries (delivery_id, operator_id, event_id, event_type, webhook_id, status, attempts,
+        due_us, leased_until_us, created_us)
+    SELECT 'dlv_' || i, 'op_1', 'evt_' || i, 'transfer.settled', 'wh_' || (1 + i % 50), 'pending', 0,
+        i, 0, 0 FROM generate_series(1, {0}) i;
+    INSERT INTO events (event_id, operator_id, account_id, type, body, created_us)
+    SELECT 'evt_' || i, 'op_1', 'acct_1', 'transfer.settled', '{{}}', 0 FROM generate_series(1, {0}) i;
+    """
+
+
+@pytest.mark.parametrize("is_fair", [False, True])
+async def test_concurrent_claims_of_due_deliveries_never_overlap(database, other, holder, is_fair):
+    await holder.execute(FILLED.format(40))
+
+    def claim(connection):
+        found = deliveries.due(connection, 100, 100, 3, is_fair=is_fair)
+        for delivery in found:
+            deliveries.lease(connection, delivery.delivery_id, 100 + LEASE_US)
+        return [delivery.delivery_id for delivery in found]
+
+    claimed = await asyncio.gather(*(store.run(claim) for _ in range(40) for store in (database, other)))
+    everything = [delivery_id for some in claimed for delivery_id in some]
+    assert len(everything) == len(set(everything)) == (deliveries.OF_ONE_OPERATOR_AT_ONCE if is_fair else 40)
+
+
 async def test_postgresql_prepares_every_statement(database, holder):
     for name, statement in STATEMENTS.items():
         columns = columns_of(statement)
@@ -371,16 +447,7 @@ async def test_postgresql_prepares_every_statement(database, holder):
 
 @pytest.mark.parametrize("is_analyzed", [False, True])
 async def test_a_fair_claim_finds_deliveries_by_the_webhook_index(database, holder, is_analyzed):
-    await holder.execute(
-        """
-        INSERT INTO webhooks (webhook_id, operator_id, url, events, account_ids, secret, created_us)
-        SELECT 'wh_' || i, 'op_1', 'http://receiver', '[]', '[]', '', 0 FROM generate_series(1, 50) i;
-        INSERT INTO deliveries (delivery_id, operator_id, event_id, event_type, webhook_id, status, attempts,
-            due_us, leased_until_us, created_us)
-        SELECT 'dlv_' || i, 'op_1', 'evt_' || i, 'transfer.settled', 'wh_' || (1 + i % 50), 'pending', 0,
-            i, 0, 0 FROM generate_series(1, 20000) i
-        """
-    )
+    await holder.execute(FILLED.format(20_000))
     if is_analyzed:
         await holder.execute("ANALYZE")
     parameters = {"now_us": 10**6, "real_now_us": 10**6, "count": 32}
