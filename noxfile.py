@@ -74,6 +74,7 @@ SLOW = ("--durations", "0", "--durations-min", "10")
 # Where versions are not pinned, a new warning of another package must not fail the tests.
 WARNINGS_PASS = ("-W", "default")
 BEHAVIOUR = "tests/integration/behaviour"
+OTHER_SESSIONS = ("--ignore=tests/browser", "--ignore=tests/frameworks")
 
 
 CONSTRAINTS = "constraints.txt"
@@ -259,7 +260,7 @@ def tests(session: nox.Session) -> None:
         run_tests(session, *session.posargs)
         return
     session.run("coverage", "erase")
-    run_tests(session, "--ring", "gate", "--cov", "--ignore=tests/browser", "--ignore=tests/frameworks")
+    run_tests(session, "--ring", "gate", "--cov", *OTHER_SESSIONS)
 
 
 @nox.session
@@ -267,7 +268,7 @@ def matrix(session: nox.Session) -> None:
     """Run the cells of the kill matrix, and the tests of over ten seconds, that the gate leaves out now."""
     install(session, "test")
     # After a change that touches money, the gate has run all.
-    run_tests(session, "--ring", "rest", "tests/reliability", "tests/simulation", success_codes=(0, 5))
+    run_tests(session, "--ring", "rest", *OTHER_SESSIONS, success_codes=(0, 5))
 
 
 @nox.session

@@ -321,6 +321,7 @@ FETCH = {"payment_ref": "purchase-2", "url": "/fair", "max_usdc": "4"}
 FETCHED = Call("fetch_paid", FETCH, None)
 
 
+@pytest.mark.whole
 @settings(max_examples=40)
 @given(st.lists(events, min_size=5, max_size=25), st.sampled_from(["legacy", "auto"]))
 @example([Call("pay", PAY, steps) for steps in range(0, 60, 2)], "auto")

@@ -51,6 +51,7 @@ def test_a_hundred_seeds_of_an_honest_agent_raise_no_alarm() -> None:
     assert (result.failure, result.runs) == (None, 100)
 
 
+@pytest.mark.whole
 def test_a_new_key_on_each_retry_is_found_and_told_as_a_short_story() -> None:
     result = simulate(naive, seeds=30, minutes=2)
     assert result.failure is not None

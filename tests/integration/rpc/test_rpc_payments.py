@@ -76,6 +76,7 @@ async def bought(world: RpcWorld, amount_micro: int = 4, nonce: int = 0) -> Purc
     return Purchase(world, sponsor, payment, after)
 
 
+@pytest.mark.whole
 async def test_after_its_expiry_a_transaction_or_payment_is_found_or_can_never_land() -> None:
     with validators.running(slot_ms=5) as fast:
         async with rpc_world.world(fast) as world:
