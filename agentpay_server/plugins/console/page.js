@@ -61,13 +61,18 @@ export function titled(...name) {
 }
 
 export async function act(work, done = "Done.") {
+	await report(work, done);
+	reload();
+}
+
+/** Do what changes nothing, and say how it ended: the page is not drawn again. */
+async function report(work, done = "Done.") {
 	try {
 		const said = await work();
 		if (said !== "") tell(typeof said === "string" ? said : done);
 	} catch (error) {
 		tell(error.message);
 	}
-	reload();
 }
 
 /** A button whose dialog names what it changes; `work` gets the values of its fields, and may return what follows it. */
@@ -289,7 +294,8 @@ export function part(work, render) {
 
 /** Save the whole list under its filters, as the server prints it. */
 export function exporter(path, /** @type {any} */ { limit, cursor, ...given }, name, label = "Export") {
-	const save = (kind, type, end) => button(kind, () => act(async () => {
+	// A click on the other button is lost when the page is drawn again under it.
+	const save = (kind, type, end) => button(kind, () => report(async () => {
 		tell("Reading the list…");
 		const response = await send("GET", at(path, given), { headers: { Accept: type } });
 		const whole = await response.blob().catch(() => {
