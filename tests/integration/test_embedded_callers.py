@@ -18,7 +18,7 @@ import bounds
 import pytest
 from server_world import START, server_threads
 
-from agentpay import APIConnectionError, APITimeoutError, AsyncAgentPay
+from agentpay import AgentPay, APIConnectionError, APITimeoutError, AsyncAgentPay
 from agentpay_server import AgentPayServer
 
 # --- Threads ----------------------------------------------------------------------------------------------
@@ -236,36 +236,40 @@ def slow(server: AgentPayServer, monkeypatch: pytest.MonkeyPatch) -> AgentPaySer
     return server
 
 
-def listed(server: AgentPayServer, *, is_async: bool, **options) -> None:
+def listed(client: AgentPay | AsyncAgentPay, **options) -> None:
     """List accounts, which takes for ever."""
+    lists = client.with_options(**options).accounts.list
 
     async def alisted():
-        await server.async_client().with_options(**options).accounts.list()
+        await lists()
 
-    if is_async:
+    if isinstance(client, AsyncAgentPay):
         asyncio.run(alisted())
     else:
-        _ = server.client().with_options(**options).accounts.list().data
+        _ = lists().data
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_slow_call_times_out_and_the_server_continues(slow: AgentPayServer, is_async: bool):
+CLIENTS = pytest.mark.parametrize("client_of", [AgentPayServer.client, AgentPayServer.async_client])
+
+
+@CLIENTS
+def test_a_slow_call_times_out_and_the_server_continues(slow: AgentPayServer, client_of):
     with pytest.raises(APITimeoutError):
-        listed(slow, is_async=is_async, timeout=0.02, max_retries=0)
+        listed(client_of(slow), timeout=0.02, max_retries=0)
     assert slow.client().accounts.create(name="a").name == "a"
 
 
-@pytest.mark.parametrize("is_async", [False, True])
+@CLIENTS
 def test_endless_calls_are_cancelled_by_the_close(
-    slow: AgentPayServer, monkeypatch: pytest.MonkeyPatch, is_async: bool
+    slow: AgentPayServer, monkeypatch: pytest.MonkeyPatch, client_of
 ):
     bounds.shorten(monkeypatch, embedded_last_calls_seconds=0.02)
-    ends, under_way = [], threading.Event()
+    client, ends, under_way = client_of(slow), [], threading.Event()
 
     def call():
         under_way.set()
         try:
-            listed(slow, is_async=is_async)
+            listed(client)
         except (RuntimeError, APIConnectionError) as error:
             ends.append(CLOSED in str(error))
 
