@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
 PYTHON = ENVIRONMENT / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 TAKES = {
-    "": "The gate, which every change must pass: about 10 minutes on two idle cores, and 1.5 GB.",
-    "all": "All checks and tests: about 25 minutes on two idle cores, and 3 GB.",
+    "": "The gate, which every change must pass: about 15 minutes on two idle cores, and 1.5 GB.",
+    "all": "All checks and tests: about 30 minutes on two idle cores, and 3 GB.",
     "sdk": "The tests of the client and of the contract: about 2 minutes and 200 MB.",
     "quick": "Most tests, with servers in memory: about 3 minutes and 600 MB.",
     "quickstart": "A tour of the package: about 20 seconds at the first time, and 100 MB.",
