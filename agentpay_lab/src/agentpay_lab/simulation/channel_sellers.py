@@ -290,6 +290,8 @@ async def close(world: "SimulatedWorld", client: "SimulatedClient", session_id: 
     session = await client.sessions.close(session_id, present=False)
     if session.header is not None:
         read = _read(session.header)
+        if read.voucher is not None:
+            world.invariants.channels.closing_handed_out(read.voucher)
         seller = next(each for each in world.desks if each.origin == session.origin)
         await seller.take(SESSION_PATH, f"close {session_id}", read)
     return session
