@@ -37,7 +37,7 @@ from agentpay_server.chain.protocol import (
     UnprovenError,
 )
 from agentpay_server.ledger.transactions import StoredTransaction
-from agentpay_server.platform.failpoints import Step, Value, failpoint, passing
+from agentpay_server.platform.failpoints import Step, failpoint
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.scheduler import Backoff
 
@@ -229,11 +229,10 @@ class Broadcaster:
             ChainUnreachableError: the chain did not respond.
         """
         try:
-            found = await self._seen(signed, find or partial(by_signature, self._chain, signed))
+            return await self._seen(signed, find or partial(by_signature, self._chain, signed))
         except DoubtfulNodeError:
             # The node proves nothing, and resending the bytes is harmless.
             return None, True
-        return passing(Value.POLLED, found, signed, find is None)
 
     async def _seen(self, signed: SignedTransaction, find: Find) -> tuple[Outcome | None, bool]:
         chain = self._chain

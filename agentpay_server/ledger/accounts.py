@@ -24,7 +24,6 @@ from agentpay_server.database.tables import AccountRecord, CounterRecord, EntryR
 from agentpay_server.ledger.context import Context
 from agentpay_server.platform.clock import end_of_millisecond_us, from_us
 from agentpay_server.platform.errors import not_found
-from agentpay_server.platform.failpoints import Value, passing
 from agentpay_server.platform.principals import Principal
 
 KEY_INDEX: Final = "key_index"
@@ -165,7 +164,7 @@ _NEWEST: Final = (
 
 def insert_entries(connection: Connection, *rows: EntryRecord) -> None:
     """Store history entries."""
-    ENTRIES.insert(connection, *passing(Value.ENTRIES, rows))
+    ENTRIES.insert(connection, *rows)
 
 
 def has_unowned_entries(connection: Connection) -> bool:

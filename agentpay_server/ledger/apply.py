@@ -26,7 +26,6 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.outbox import NewEvent, Outbox
 from agentpay_server.ledger.spending import HoldChange
 from agentpay_server.ledger.transactions import StoredTransaction
-from agentpay_server.platform.failpoints import Value, passing
 
 S = TypeVar("S")
 
@@ -229,7 +228,6 @@ def post(connection: Connection, posting: Posting, now_us: int) -> AccountRecord
 
     A spend is dated, and lamports without a payment are: at `now_us`, or at the last one if that is later.
     """
-    posting = passing(Value.POSTING, posting)
     added = {name: amount for name, amount in posting.added.items() if amount}
     times = {
         "last_spend_us": posting.spent,

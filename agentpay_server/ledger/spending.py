@@ -56,7 +56,6 @@ from agentpay_server.database.tables import (
 )
 from agentpay_server.database.tables import chain_transactions as table
 from agentpay_server.platform.clock import DAY_US
-from agentpay_server.platform.failpoints import Value, passing
 from agentpay_server.platform.principals import Principal
 
 # --- Holds
@@ -270,7 +269,7 @@ def against_daily_limit(connection: Connection, account: AccountRecord, now_us: 
     spent = spent_in_window(
         total_micro=account.spent_total, total_before_micro=before or 0, released_micro=int(released)
     )
-    return passing(Value.COUNTED, spent + int(held), connection, account)
+    return spent + int(held)
 
 
 def next_release(connection: Connection, account: AccountRecord, now_us: int) -> Release | None:

@@ -27,7 +27,6 @@ from agentpay_server.database.rows import Rows, lock_of
 from agentpay_server.database.tables import ChainTransactionRecord, channels
 from agentpay_server.database.tables import State as State
 from agentpay_server.database.tables import chain_transactions as table
-from agentpay_server.platform.failpoints import Value, passing
 
 
 @frozen
@@ -196,7 +195,7 @@ def insert_transaction(connection: Connection, tx: StoredTransaction) -> None:
     Raises:
         ConstraintError: another one is pending for the same subject.
     """
-    TRANSACTIONS.insert(connection, passing(Value.STORED, tx))
+    TRANSACTIONS.insert(connection, tx)
 
 
 def insert_landed(
@@ -336,7 +335,6 @@ def _without_bytes(tx: StoredTransaction) -> StoredTransaction:
 
 
 def _end(connection: Connection, ended: StoredTransaction) -> StoredTransaction | None:
-    ended = passing(Value.ENDED, ended)
     return TRANSACTIONS.change(
         connection,
         ended,

@@ -8,16 +8,12 @@ comparison. The process dies by SIGKILL: nothing is flushed or released.
 
 Only the sandbox of a test chain and tests call `arm`. No variable and no option arms a point, so that nobody
 can tell a server with real money to die.
-
-Values on their way through an operation pass named places too. There, the tests of the simulator plant bugs
-that it must find: `bend` changes a value, as a bug at this place would. Nothing else calls it.
 """
 
 import os
 import signal
-from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from agentpay_server.platform.capturing import Restore, captured
 
@@ -79,47 +75,6 @@ class ChainPoint(StrEnum):
     """The page is written; not yet reported to callers."""
 
 
-class Value(StrEnum):
-    POLLED = "polled"
-    """What a look for a transaction found, and whether to send it again.
-
-    About the signed transaction, and whether it was found by its signature.
-    """
-
-    STORED = "stored"
-    """A signed transaction, before it is stored."""
-
-    ENDED = "ended"
-    """One whose end is known, before that is stored."""
-
-    POSTING = "posting"
-    """What an account loses, gets, or has reserved or released."""
-
-    ENTRIES = "entries"
-    """The entries of an account's history, before they are stored."""
-
-    COUNTED = "counted"
-    """What counts toward a daily limit. About the unit's connection, and the account."""
-
-    SPLIT = "split"
-    """What of an escrow goes to whom."""
-
-    VOUCHER = "voucher"
-    """The amount that a voucher is signed for. About its row, and whether it is signed again."""
-
-    PAYOUT = "payout"
-    """What became of a channel."""
-
-    CHANNEL_HISTORY = "channel_history"
-    """What the transactions of a channel prove. About them, the channel, and who signs its vouchers."""
-
-    DELIVERY = "delivery"
-    """A webhook delivery, before an attempt."""
-
-    ATTEMPTED = "attempted"
-    """What follows from an attempt. About the status code of the response."""
-
-
 _SEND_NOTHING: Final = frozenset(
     {Operation.APPROVE, Operation.DEPOSIT, Operation.SESSION_CHARGE, Operation.VOUCHER}
 )
@@ -151,27 +106,6 @@ class _Armed:
 
     point: str | None = None
     passes_left: int = 0
-
-
-_T = TypeVar("_T")
-_bent: dict[Value, Callable[..., Any]] = {}
-
-
-def passing(place: Value, value: _T, *about: object) -> _T:
-    """Return a value as it is, unless a bug is planted."""
-    return _bent[place](value, *about) if place in _bent else value
-
-
-def bend(place: Value, change: Callable[..., Any]) -> None:
-    """Plant a bug: `change` gets the value and what it is about, and returns another one."""
-    if place in _bent:
-        raise ValueError(f"{place} is bent already")
-    _bent[place] = change
-
-
-def straighten() -> None:
-    """Take all planted bugs out."""
-    _bent.clear()
 
 
 def failpoint(operation: str, step: Step) -> None:

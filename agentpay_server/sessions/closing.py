@@ -38,7 +38,7 @@ from agentpay_server.ledger.apply import Outcome, Unit
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
-from agentpay_server.platform.failpoints import Operation, Step, Value, failpoint, passing
+from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.scheduler import Backoff
@@ -371,12 +371,11 @@ def sign(
     """
     if account.suspended_us is not None:
         raise ChainUnreachableError("the account is blocked: nothing is signed for it")
-    split = settlement(
+    legs = settlement(
         cap_micro=session.cap,
         running_total_micro=session.running_total,
         escrow_micro=state.escrow.amount_micro,
     )
-    legs = passing(Value.SPLIT, split)
     creates = legs.settled_micro > 0 and state.payee.new_owner is not None
     found = obstacle(session, legs, state)
     if found is None and creates and not _may_create(unit.connection, account, unit.now_us):

@@ -23,7 +23,6 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.deliveries import LEASE_US, DueDelivery, after_attempt
 from agentpay_server.platform.clock import real_now_us
 from agentpay_server.platform.errors import Problem
-from agentpay_server.platform.failpoints import Value, passing
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.vault import VaultError
 from agentpay_server.webhooks.http import HttpPoster, PostResult, no_response
@@ -73,7 +72,6 @@ class WebhookSender:
 
     async def attempt(self, delivery: DueDelivery) -> None:
         """Store the result of one attempt at a claimed delivery."""
-        delivery = passing(Value.DELIVERY, delivery)
         at_us, attempt = self._context.clock.now_us(), delivery.attempts + 1
         result = await self._post(delivery, attempt, at_us)
         record = AttemptRecord(
@@ -86,7 +84,6 @@ class WebhookSender:
             result.excerpt,
         )
         step = after_attempt(attempt, result.status_code, self._context.clock.now_us())
-        step = passing(Value.ATTEMPTED, step, result.status_code)
         is_stored = await self._context.database.run(store.finish_attempt, record, step)
         log(
             logger,

@@ -1,18 +1,16 @@
 """The simulator's own tests: patches that are taken out again, and worlds that are small."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import planted_lies  # noqa: F401 - plants some more
 import planted_payments  # noqa: F401 - plants some more
 import pytest
 from planted import BUGS
 
-from agentpay_server.platform.failpoints import straighten
-
 
 @pytest.fixture
-def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Plant bugs by name."""
 
     def patch(target: object, name: str, value: object) -> None:
@@ -21,8 +19,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
         _check_takes_the_same(getattr(target, name), value)
         monkeypatch.setattr(target, name, value)
 
-    yield lambda bug: BUGS[bug](patch)
-    straighten()
+    return lambda bug: BUGS[bug](patch)
 
 
 def _check_takes_the_same(original: object, value: object) -> None:

@@ -1,8 +1,7 @@
 """Faults of our own making: what the simulator must find, each by a patch of running code.
 
-Each is a bug that a developer could write. Where a second guard would mask one, both are removed. They bend
-values at declared places (`failpoints.Value`); where a bug is no value, they patch the engine, the chain over
-RPC, statements and rules by name.
+Each is a bug that a developer could write. Where a second guard would mask one, both are removed. They patch
+the engine (`Settlement`), the chain over RPC, statements and rules by names that are meant to stay.
 """
 
 import asyncio
@@ -33,26 +32,29 @@ from agentpay_server.engine.broadcast import Broadcaster, Expired, Landed, by_si
 from agentpay_server.engine.policy import stored_policy
 from agentpay_server.engine.settlement import RecoverySchedule, Settlement
 from agentpay_server.http import app as http_app
-from agentpay_server.ledger import accounts, deliveries, idempotency
+from agentpay_server.ledger import accounts, deliveries, idempotency, spending
+from agentpay_server.ledger import apply as ledger
 from agentpay_server.ledger import audit as audit_service
 from agentpay_server.ledger import outbox as outbox_service
 from agentpay_server.ledger import transactions as chain_transactions
+from agentpay_server.ledger.apply import Posting
 from agentpay_server.ledger.deliveries import DeliveryStatus, NextStep
 from agentpay_server.ledger.idempotency import Verdict
 from agentpay_server.ledger.spending import RESERVED
 from agentpay_server.platform import scheduler as schedule
 from agentpay_server.platform.errors import Problem
-from agentpay_server.platform.failpoints import Operation, Value, bend
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.plugins import migrations
 from agentpay_server.plugins.cluster import chain_head
 from agentpay_server.plugins.cluster.chain import RpcChain
 from agentpay_server.plugins.cluster.evidence import Evidence
+from agentpay_server.sessions import closing, service
 from agentpay_server.sessions import rules as session_rules
-from agentpay_server.sessions import service
 from agentpay_server.sessions import store as session_store
 from agentpay_server.transfers import approvals
 from agentpay_server.transfers import service as transfer_service
 from agentpay_server.transfers import store as transfer_store
+from agentpay_server.webhooks import sender
 
 Patch = Callable[[Any, str, Any], None]
 """Sets an attribute until the bug is taken out again."""
@@ -92,7 +94,7 @@ def _believe_a_missing_status(patch: Patch) -> None:
 
 @planted
 def a_send_that_is_not_answered_is_a_failure(patch: Patch) -> None:
-    send = Broadcaster._send
+    send, look = Broadcaster._send, Broadcaster.poll
     lost: set[str] = set()
 
     async def noted(self, signed, operation):
@@ -102,28 +104,32 @@ def a_send_that_is_not_answered_is_a_failure(patch: Patch) -> None:
             lost.add(signed.signature)
             raise
 
-    def given_up(found, signed, _):
-        failure = ChainFailure(reason=FailureReason.OTHER, detail="no answer")
-        return (failure, False) if signed.signature in lost else found
+    async def given_up(self, signed, find=None):
+        if signed.signature in lost:
+            return ChainFailure(reason=FailureReason.OTHER, detail="no answer"), False
+        return await look(self, signed, find)
 
     patch(Broadcaster, "_send", noted)
-    bend(Value.POLLED, given_up)
+    patch(Broadcaster, "poll", given_up)
 
 
 @planted
 def what_was_sent_has_settled(patch: Patch) -> None:
+    look = Broadcaster.poll
     sent_once: set[str] = set()
 
-    def hopeful(found, signed, is_by_signature):
-        end, must_send = found
-        if end is not None or not is_by_signature:
-            return found
-        if not must_send or signed.signature in sent_once:
+    async def hopeful(self, signed, find=None):
+        end, must_send = await look(self, signed, find)
+        if find is not None:
+            return end, must_send
+        if end is None and not must_send:
+            return Landed(is_irreversible=True), False
+        if end is None and signed.signature in sent_once:
             return Landed(is_irreversible=True), False
         sent_once.add(signed.signature)
-        return found
+        return end, must_send
 
-    bend(Value.POLLED, hopeful)
+    patch(Broadcaster, "poll", hopeful)
 
 
 @planted
@@ -171,15 +177,17 @@ def a_node_that_lags_proves_an_expiry(patch: Patch) -> None:
 @planted
 def expiry_goes_by_time(patch: Patch) -> None:
     """After ten seconds without a status a transaction is given up."""
+    look = Broadcaster.poll
     seen: dict[str, float] = {}
 
-    def impatient(found, signed, _):
+    async def impatient(self, signed, find=None):
+        end, must_send = await look(self, signed, find)
         now = asyncio.get_running_loop().time()
-        if found == (None, True) and now - seen.setdefault(signed.signature, now) > 10:
+        if end is None and must_send and now - seen.setdefault(signed.signature, now) > 10:
             return Expired.EXPIRED, False
-        return found
+        return end, must_send
 
-    bend(Value.POLLED, impatient)
+    patch(Broadcaster, "poll", impatient)
     _believe_a_missing_status(patch)
 
 
@@ -306,21 +314,30 @@ def an_approved_transfer_can_be_approved_again(patch: Patch) -> None:
 
 
 @planted
-def a_daily_limit_forgets_sessions(_: Patch) -> None:
-    def forgetful(counted, connection, source):
-        return counted - int(connection.execute(RESERVED, {"account_id": source.account_id}).scalar_one())
+def a_daily_limit_forgets_sessions(patch: Patch) -> None:
+    real = spending.against_daily_limit
 
-    bend(Value.COUNTED, forgetful)
+    def forgetful(connection, source, now_us):
+        values = {"account_id": source.account_id}
+        return real(connection, source, now_us) - int(connection.execute(RESERVED, values).scalar_one())
 
-
-@planted
-def a_daily_limit_forgets_what_is_in_flight(_: Patch) -> None:
-    bend(Value.COUNTED, lambda counted, _, source: max(counted - source.in_flight, 0))
+    patch(spending, "against_daily_limit", forgetful)
 
 
 @planted
-def a_daily_limit_is_off_by_one(_: Patch) -> None:
-    bend(Value.COUNTED, lambda counted, *_: max(counted - 1, 0))
+def a_daily_limit_forgets_what_is_in_flight(patch: Patch) -> None:
+    real = spending.against_daily_limit
+
+    def forgetful(connection, source, now_us):
+        return max(real(connection, source, now_us) - source.in_flight, 0)
+
+    patch(spending, "against_daily_limit", forgetful)
+
+
+@planted
+def a_daily_limit_is_off_by_one(patch: Patch) -> None:
+    real = spending.against_daily_limit
+    patch(spending, "against_daily_limit", lambda *args: max(real(*args) - 1, 0))
 
 
 @planted
@@ -365,22 +382,32 @@ def a_cap_is_not_checked(patch: Patch) -> None:
     )
 
 
-@planted
-def a_reservation_is_released_twice(_: Patch) -> None:
-    bend(Value.POSTING, lambda posting: attrs.evolve(posting, release=2 * posting.release))
+def _post_otherwise(patch: Patch, changed: Callable[[Posting], Posting]) -> None:
+    post = ledger.post
+    patch(ledger, "post", lambda connection, posting, now_us: post(connection, changed(posting), now_us))
 
 
 @planted
-def a_reservation_of_what_failed_is_kept(_: Patch) -> None:
-    def kept(posting):
-        return posting if posting.debit or not posting.entries else attrs.evolve(posting, release=0)
+def a_reservation_is_released_twice(patch: Patch) -> None:
+    _post_otherwise(patch, lambda posting: attrs.evolve(posting, release=2 * posting.release))
 
-    bend(Value.POSTING, kept)
+
+@planted
+def a_reservation_of_what_failed_is_kept(patch: Patch) -> None:
+    _post_otherwise(
+        patch,
+        lambda posting: posting if posting.debit or not posting.entries else attrs.evolve(posting, release=0),
+    )
 
 
 @planted
 def a_failed_spend_still_counts(patch: Patch) -> None:
-    bend(Value.ENDED, lambda ended: attrs.evolve(ended, released_us=None))
+    end = chain_transactions._end
+
+    def kept(connection, ended):
+        return end(connection, attrs.evolve(ended, released_us=None))
+
+    patch(chain_transactions, "_end", kept)
     patch(chain_transactions, "set_released", lambda *_: None)
 
 
@@ -388,8 +415,15 @@ def a_failed_spend_still_counts(patch: Patch) -> None:
 
 
 @planted
-def a_settlement_overlooks_dust(_: Patch) -> None:
-    bend(Value.SPLIT, lambda split: attrs.evolve(split, deposited_micro=0))
+def a_settlement_overlooks_dust(patch: Patch) -> None:
+    real = session_rules.settlement
+    patch(
+        closing,
+        "settlement",
+        lambda *, cap_micro, running_total_micro, escrow_micro: real(
+            cap_micro=cap_micro, running_total_micro=running_total_micro, escrow_micro=cap_micro
+        ),
+    )
 
 
 @planted
@@ -404,21 +438,26 @@ def a_closing_session_takes_charges(patch: Patch) -> None:
 
 
 @planted
-def the_rest_of_a_session_stays_with_the_payee(_: Patch) -> None:
-    def generous(split):
-        kept = split.settled_micro + split.returned_micro
-        return attrs.evolve(split, settled_micro=kept, returned_micro=0)
+def the_rest_of_a_session_stays_with_the_payee(patch: Patch) -> None:
+    real = session_rules.settlement
 
-    bend(Value.SPLIT, generous)
+    def generous(**values):
+        legs = real(**values)
+        return attrs.evolve(legs, settled_micro=legs.settled_micro + legs.returned_micro, returned_micro=0)
+
+    patch(closing, "settlement", generous)
 
 
 @planted
 def own_payments_are_deposits_too(patch: Patch) -> None:
-    def unsigned(rows):
-        # Without a signature, by which a constraint would tell that there are two.
-        return [attrs.evolve(row, tx_signature=None) if row.type == "deposit" else row for row in rows]
+    insert = accounts.insert_entries
 
-    bend(Value.ENTRIES, unsigned)
+    def unsigned(connection, *rows):
+        # Without a signature, by which a constraint would tell that there are two.
+        for row in rows:
+            insert(connection, attrs.evolve(row, tx_signature=None) if row.type == "deposit" else row)
+
+    patch(accounts, "insert_entries", unsigned)
     patch(chain_transactions, "credits_account", lambda *_: False)
     patch(accounts, "is_deposit_posted", lambda *_: False)
 
@@ -438,14 +477,20 @@ def a_batch_of_deposits_loses_its_last_one(patch: Patch) -> None:
 
 
 @planted
-def any_answer_of_a_receiver_will_do(_: Patch) -> None:
-    delivered = NextStep(status=DeliveryStatus.DELIVERED)
-    bend(Value.ATTEMPTED, lambda step, status_code: step if status_code is None else delivered)
+def any_answer_of_a_receiver_will_do(patch: Patch) -> None:
+    real = sender.after_attempt
+
+    def content(attempt, status_code, ended_us):
+        if status_code is not None:
+            return NextStep(status=DeliveryStatus.DELIVERED)
+        return real(attempt, status_code, ended_us)
+
+    patch(sender, "after_attempt", content)
 
 
 @planted
-def a_lost_post_is_a_delivery(_: Patch) -> None:
-    bend(Value.ATTEMPTED, lambda *_: NextStep(status=DeliveryStatus.DELIVERED))
+def a_lost_post_is_a_delivery(patch: Patch) -> None:
+    patch(sender, "after_attempt", lambda *_: NextStep(status=DeliveryStatus.DELIVERED))
 
 
 @planted
@@ -454,12 +499,14 @@ def deliveries_are_not_leased(patch: Patch) -> None:
 
 
 @planted
-def a_body_tells_its_attempt(_: Patch) -> None:
-    def telling(delivery):
-        body = delivery.body[:-1] + f',"attempt":{delivery.attempts}}}'
-        return attrs.evolve(delivery, body=body)
+def a_body_tells_its_attempt(patch: Patch) -> None:
+    attempt = sender.WebhookSender.attempt
 
-    bend(Value.DELIVERY, telling)
+    async def telling(self, delivery):
+        body = delivery.body[:-1] + f',"attempt":{delivery.attempts}}}'
+        await attempt(self, attrs.evolve(delivery, body=body))
+
+    patch(sender.WebhookSender, "attempt", telling)
 
 
 @planted
@@ -533,8 +580,9 @@ def a_key_is_logged(patch: Patch) -> None:
 
 
 @planted
-def the_history_forgets_the_recipient(_: Patch) -> None:
-    bend(Value.ENTRIES, lambda rows: rows[:1])
+def the_history_forgets_the_recipient(patch: Patch) -> None:
+    insert = accounts.insert_entries
+    patch(accounts, "insert_entries", lambda connection, first, *_: insert(connection, first))
 
 
 # --- Upgrades

@@ -4,17 +4,30 @@ import attrs
 from planted import Patch, patch_movement, planted
 from solders.pubkey import Pubkey
 
-from agentpay_server.chain.channels import codecs
+from agentpay_server.chain.channels import codecs, evidence
 from agentpay_server.ledger import transactions
-from agentpay_server.platform.failpoints import Operation, Value, bend
-from agentpay_server.plugins.channels import closing
+from agentpay_server.platform.failpoints import Operation
+from agentpay_server.plugins.channels import closing, on_chain
+from agentpay_server.plugins.channels.session_payments import SessionPayments
+from agentpay_server.plugins.cluster import history
 from agentpay_server.plugins.pay402.selection import SelectOffer
 from agentpay_server.sessions import payouts
 
 
+def _signs(patch: Patch, cumulative) -> None:
+    """Let vouchers be signed for other amounts than the stored ones."""
+    step = SessionPayments._voucher_step
+
+    def changed(self, channel, voucher, selected, *, is_replay=False):
+        voucher = attrs.evolve(voucher, cumulative=cumulative(voucher, is_replay))
+        return step(self, channel, voucher, selected, is_replay=is_replay)
+
+    patch(SessionPayments, "_voucher_step", changed)
+
+
 @planted
-def a_repeated_key_gets_a_higher_voucher(_: Patch) -> None:
-    bend(Value.VOUCHER, lambda cumulative, _, is_replay: cumulative + is_replay)
+def a_repeated_key_gets_a_higher_voucher(patch: Patch) -> None:
+    _signs(patch, lambda voucher, is_replay: voucher.cumulative + is_replay)
 
 
 @planted
@@ -30,8 +43,8 @@ def a_session_over_402_has_keys_of_its_own(patch: Patch) -> None:
 
 
 @planted
-def a_voucher_forgets_the_ones_before_it(_: Patch) -> None:
-    bend(Value.VOUCHER, lambda _, voucher, __: voucher.amount)
+def a_voucher_forgets_the_ones_before_it(patch: Patch) -> None:
+    _signs(patch, lambda voucher, _: voucher.amount)
 
 
 @planted
@@ -54,33 +67,42 @@ def an_opening_that_has_expired_stays_reserved(patch: Patch) -> None:
 
 
 @planted
-def a_seller_that_settles_is_posted_as_one_that_does_not(_: Patch) -> None:
-    bend(Value.PAYOUT, lambda payout: attrs.evolve(payout, settled_micro=0))
+def a_seller_that_settles_is_posted_as_one_that_does_not(patch: Patch) -> None:
+    payout_of = on_chain.payout_of
+
+    def unsettled(*payout, cap_micro, **others):
+        return attrs.evolve(payout_of(*payout, cap_micro=cap_micro, **others), settled_micro=0)
+
+    patch(on_chain, "payout_of", unsettled)
 
 
 @planted
-def what_a_seller_has_only_verified_counts_as_settled(_: Patch) -> None:
-    def verified(found, transactions, channel, signer):
+def what_a_seller_has_only_verified_counts_as_settled(patch: Patch) -> None:
+    history_of = evidence.history_of
+
+    def verified(transactions, channel, *, signer, **where):
+        read = list(transactions)
         vouchers = [
             codecs.verified_voucher(step.data, Pubkey.from_string(signer))
-            for each in transactions
+            for each in read
             for step, _ in each.steps
             if step.program == str(codecs.ED25519_PROGRAM)
         ]
         totals = [each.cumulative_micro for each in vouchers if each and str(each.channel) == channel]
+        found = history_of(read, channel, signer=signer, **where)
         return attrs.evolve(found, proven_micro=max(totals, default=0))
 
-    bend(Value.CHANNEL_HISTORY, verified)
+    patch(history, "history_of", verified)
 
 
 @planted
-def what_a_seller_adds_to_a_payout_has_returned(_: Patch) -> None:
-    def returned(payout):
-        settled = max(payout.settled_micro - payout.deposited_micro, 0)
-        left = payout.deposited_micro - (payout.settled_micro - settled)
-        return attrs.evolve(payout, settled_micro=settled, deposited_micro=left, is_short=False)
+def what_a_seller_adds_to_a_payout_has_returned(patch: Patch) -> None:
+    payout_of = on_chain.payout_of
 
-    bend(Value.PAYOUT, returned)
+    def returned(payout, session_id, *, cap_micro, **_):
+        return payout_of(payout, session_id, cap_micro=cap_micro, owed={session_id: cap_micro})
+
+    patch(on_chain, "payout_of", returned)
 
 
 @planted

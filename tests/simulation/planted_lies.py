@@ -7,7 +7,7 @@ from agentpay_server.accounts.deposits import Deposits
 from agentpay_server.database.clock_check import ClockCheck
 from agentpay_server.engine import unknown_debits
 from agentpay_server.engine.settlement import Settlement
-from agentpay_server.platform.failpoints import Value, bend
+from agentpay_server.plugins.cluster import history
 from agentpay_server.plugins.cluster.evidence import Evidence
 from agentpay_server.plugins.cluster.replies import Landing
 from agentpay_server.sessions import payouts
@@ -62,9 +62,15 @@ def a_lost_payout_of_an_escrow_is_a_lagging_node(patch: Patch) -> None:
 
 
 @planted
-def the_amounts_of_a_payout_need_no_second_method(_: Patch) -> None:
-    def believed(found, *_):
-        payout = found.payout and attrs.evolve(found.payout, left_micro=0)
-        return attrs.evolve(found, payout=payout)
+def the_amounts_of_a_payout_need_no_second_method(patch: Patch) -> None:
+    history_of = history.history_of
 
-    bend(Value.CHANNEL_HISTORY, believed)
+    def believed(*read, **of):
+        found = history_of(*read, **of)
+        return (
+            found
+            if found.payout is None
+            else attrs.evolve(found, payout=attrs.evolve(found.payout, left_micro=0))
+        )
+
+    patch(history, "history_of", believed)

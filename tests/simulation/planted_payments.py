@@ -7,10 +7,10 @@ from agentpay.contract.ext.payments import PaymentHeader
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.engine.movement import Ended, Outcomes
 from agentpay_server.engine.settlement import Settlement
-from agentpay_server.ledger import accounts
+from agentpay_server.ledger import accounts, transactions
 from agentpay_server.ledger.idempotency import RequestedKey
 from agentpay_server.platform.clock import SECOND_US
-from agentpay_server.platform.failpoints import Operation, Value, bend
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.plugins.cluster.evidence import Evidence
 from agentpay_server.plugins.pay402 import service
 from agentpay_server.plugins.pay402.building import build_payment
@@ -60,8 +60,13 @@ def a_payment_expires_before_that_is_proved(patch: Patch) -> None:
 
 
 @planted
-def a_payment_that_was_handed_out_reserves_nothing(_: Patch) -> None:
-    bend(Value.STORED, lambda tx: attrs.evolve(tx, hold=0) if tx.kind == Operation.PAYMENT else tx)
+def a_payment_that_was_handed_out_reserves_nothing(patch: Patch) -> None:
+    insert = transactions.insert_transaction
+
+    def insert_without(connection, tx):
+        insert(connection, attrs.evolve(tx, hold=0) if tx.kind == Operation.PAYMENT else tx)
+
+    patch(transactions, "insert_transaction", insert_without)
 
 
 @planted

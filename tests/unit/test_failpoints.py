@@ -10,15 +10,11 @@ from agentpay_server.platform.failpoints import (
     ChainPoint,
     Operation,
     Step,
-    Value,
     arm,
-    bend,
     chain_failpoint,
     disarm,
     failpoint,
-    passing,
     points_of,
-    straighten,
 )
 
 
@@ -77,20 +73,3 @@ def test_point_names_are_operation_and_step() -> None:
     assert points_of(Operation.SESSION_CHARGE) == ("session_charge.begun", "session_charge.posted")
     of_operations = {point for operation in Operation for point in points_of(operation)}
     assert of_operations | set(ChainPoint) == POINTS
-
-
-@pytest.fixture
-def _straight() -> Iterator[None]:
-    yield
-    straighten()
-
-
-@pytest.mark.usefixtures("_straight")
-def test_a_planted_bug_changes_one_value_until_it_is_taken_out() -> None:
-    bend(Value.COUNTED, lambda counted, off_by: counted - off_by)
-    assert passing(Value.COUNTED, 7, 1) == 6
-    assert passing(Value.SPLIT, 7, 1) == 7
-    with pytest.raises(ValueError, match="counted is bent already"):
-        bend(Value.COUNTED, lambda counted, _: counted)
-    straighten()
-    assert passing(Value.COUNTED, 7, 1) == 7

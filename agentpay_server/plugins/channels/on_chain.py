@@ -40,7 +40,6 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.spending import HoldChange
 from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
-from agentpay_server.platform.failpoints import Value, passing
 from agentpay_server.platform.logs import log
 from agentpay_server.plugins.channels import store as channel_store
 from agentpay_server.plugins.channels.store import CHANNELS, IS_CLOSING
@@ -149,13 +148,12 @@ def payout_of(payout: Payout, owner_id: str, *, cap_micro: int, owed: Mapping[st
         left -= part
         if each == owner_id:
             returned_micro = part
-    found = ChannelPayout(
+    return ChannelPayout(
         signature=payout.signature,
         settled_micro=cap_micro - returned_micro,
         deposited_micro=left,
         is_short=len(owed) > 1 and payout.gained_micro < sum(owed.values()),
     )
-    return passing(Value.PAYOUT, found)
 
 
 class ChannelsOnChain:

@@ -60,7 +60,7 @@ from agentpay_server.platform.errors import (
     not_found,
     signing_suspended,
 )
-from agentpay_server.platform.failpoints import Operation, Step, Value, failpoint, passing
+from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 from agentpay_server.plugins.channels import store as channel_store
 from agentpay_server.plugins.channels.closing import to_closing
@@ -376,7 +376,7 @@ class SessionPayments:
             self._context.signer,
             channel.record,
             selected.source,
-            passing(Value.VOUCHER, voucher.cumulative, voucher, is_replay),
+            voucher.cumulative,
             challenge=selected.offer.echo,
         )
         return step_of(

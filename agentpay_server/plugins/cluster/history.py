@@ -25,7 +25,6 @@ from agentpay_server.chain.protocol import (
     Posted,
     nothing_posted,
 )
-from agentpay_server.platform.failpoints import Value, passing
 from agentpay_server.plugins.cluster import chain_head
 from agentpay_server.plugins.cluster.chain_head import ChainHead
 from agentpay_server.plugins.cluster.polling import Recent
@@ -339,9 +338,8 @@ class AccountHistory:
                 for line in lines
                 if not line.failed
             ]
-            succeeded = [each for each in landed if each is not None]
-            proved = history_of(succeeded, channel, signer=signer, to=to, usdc_mint=mint)
-            return passing(Value.CHANNEL_HISTORY, proved, succeeded, channel, signer)
+            succeeded = (each for each in landed if each is not None)
+            return history_of(succeeded, channel, signer=signer, to=to, usdc_mint=mint)
 
         found = await read()
         if await read() != found:
