@@ -391,7 +391,7 @@ def build_into(session: nox.Session, folder: Path) -> None:
     by = ["--installer", "uv"] if shutil.which("uv") else []
     command = ("python", "-m", "build", *by, "--outdir", str(folder))
     session.run(*command, silent=True)
-    # A wheel alone: it is built from the tree of the kit, whose version it takes.
+    # Only a wheel: it is built from the tree of the kit, whose version it takes.
     session.run(*command, "--wheel", "agentpay_lab", silent=True)
 
 

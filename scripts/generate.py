@@ -1,4 +1,4 @@
-"""Write all files that are generated from others in the tree, or report those that are not current.
+"""Write all files that are generated from others in the tree, or name each stale one.
 
     python scripts/generate.py [--check] [NAME ...]
 
@@ -16,7 +16,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 DOCS: Final = ROOT / "docs"
 
 Files = Mapping[Path, str | bytes | None]
-"""What files should contain; None for a file that should not be there."""
+"""The content of each file; None if it must not exist."""
 
 
 def _of(module: str) -> Callable[[], Files]:
@@ -37,7 +37,7 @@ ARTEFACTS: Final[Mapping[str, Callable[[], Files]]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write what is not current, or with `--check` only name it."""
+    """Write each stale file, or with `--check` only name it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ARTEFACTS))
     parser.add_argument("--check", action="store_true", help="only compare")

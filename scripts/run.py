@@ -22,7 +22,7 @@ TAKES = {
     "quick": "Most tests, with servers in memory: about 3 minutes and 600 MB.",
     "quickstart": "A tour of the package: about 20 seconds at the first time, and 100 MB.",
 }
-"""What a run costs, which its user reads before it begins."""
+"""The cost of a run, printed before it begins."""
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def main() -> int:
     environment = {**os.environ, "PATH": os.pathsep.join((os.environ["PATH"], str(PYTHON.parent)))}
     command = [str(PYTHON), "-m", "nox", "--noxfile", str(ROOT / "noxfile.py"), *sessions]
     if sys.platform != "win32":
-        # In the place of this process: nox alone handles Ctrl-C.
+        # Replaces this process, so that only nox handles Ctrl-C.
         os.execve(command[0], command, environment)
     return subprocess.run(command, env=environment, check=False).returncode
 

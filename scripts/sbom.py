@@ -40,7 +40,7 @@ def _document(name: str, program: Path) -> dict[str, Any]:
         "type": "file",
         "bom-ref": program.name,
         "name": program.name,
-        "description": f"built from {program.with_suffix('.c').name}, beside it, by {COMPILER}",
+        "description": f"built from {program.with_suffix('.c').name} in the same wheel by {COMPILER}",
         "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(program.read_bytes()).hexdigest()}],
         "licenses": _MIT,
     }

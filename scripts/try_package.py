@@ -2,7 +2,7 @@
 
     python scripts/try_package.py DIRECTORY [CONSTRAINTS]
 
-Each install has its own empty environment, so that a missing dependency, or an import from another extra,
+Each install has a separate empty environment, so that a missing dependency, or an import from another extra,
 fails. `package_ways.py` has the checks that run there. Versions are those of the constraints file, or the
 newest. Environments are created by uv if it is on the path, otherwise by venv and pip.
 """
@@ -191,7 +191,7 @@ def problems_of(wheel: Path, holds: set[str]) -> tuple[Metadata, list[str]]:
     information = f"{distribution}-{version}.dist-info"
     with zipfile.ZipFile(wheel) as opened:
         held = set(opened.namelist())
-        # What an index checks of an upload: it raises for each field that is wrong.
+        # Raises for each field that an index refuses.
         metadata = Metadata.from_email(opened.read(f"{information}/METADATA"))
         carried = f"{information}/sboms/{metadata.name}.cdx.json"
         fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(opened.read(carried).decode())

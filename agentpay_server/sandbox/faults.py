@@ -236,7 +236,7 @@ class FacilitatorFault(StrEnum):
 
 
 EVERY: Final = "*"
-"""In place of an operation: each that can fail and has no fault of its own."""
+"""In place of an operation: every one that can fail and that no other fault is set for."""
 
 
 class RequestFaults:

@@ -168,8 +168,8 @@ class AsyncSandbox(AsyncResource):
         Args:
             name: `chain_down`, `chain_reply_lost`, `chain_never_lands`, `chain_slow`; requests of one
                 operation, such as `http:POST /v1/transfers` or `http:GET /v1/accounts/{account_id}`, or of
-                the whole service, `http:*`, of which only sandbox operations and operations with a fault of
-                their own are exempt;
+                the whole service, `http:*`, except sandbox operations, and operations that another fault is
+                set for;
                 `facilitator:` with `slow`, `pending`, `false_success`, `false_failure`, `settles_twice` or
                 `forgets`, for settlements of the local facilitator; or, on a server with a separate
                 process, `crash_at:<point>`.

@@ -435,7 +435,7 @@ class SessionPayments:
     def _open_step(self, channel: Channel, selected: Purchase, *, is_replay: bool) -> SessionStep:
         opening = opening_of(self._context, channel.record, selected.source)
         expires_us = channel.record.challenge_expires_us
-        # The opening has the blockhash of its own challenge, which its seller compares.
+        # The opening has the blockhash of the challenge that it was signed for, which its seller compares.
         is_in_force = expires_us is None or self._context.clock.now_us() < expires_us
         challenge = json.loads(channel.record.challenge) if is_in_force else selected.offer.echo
         return step_of(
