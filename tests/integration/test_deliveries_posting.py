@@ -176,7 +176,7 @@ async def test_errors_after_the_status_line_do_not_matter(receiver: Receiver, st
 @pytest.mark.parametrize(
     "url",
     [
-        f"http://127.0.0.1:{closed_port()}/secret-path",
+        "http://127.0.0.1:<closed>/secret-path",
         "http://nowhere.invalid/",
         f"http://{'a' * 64}.example/",
         "http://a..example/",
@@ -191,6 +191,7 @@ async def test_errors_after_the_status_line_do_not_matter(receiver: Receiver, st
 )
 @pytest.mark.parametrize("public_only", [False, True])
 async def test_a_name_or_port_that_cannot_be_reached_is_a_failed_attempt(url, public_only):
+    url = url.replace("<closed>", str(closed_port()))
     url = url.replace("http:", "https:") if public_only else url
 
     answered = await post_once(url, public_only=public_only)
