@@ -108,15 +108,16 @@ async def test_accounts_are_written_by_identifier_and_once_each(database: Any) -
     written = await applied(
         database,
         outcome(
-            Posting(account_id="b", debit=3, release=3),
+            Posting(account_id="b", debit=3, release=3, spent=4),
             Posting(account_id="a", credit=3),
-            Posting(account_id="b", hold=2, burned=7),
+            Posting(account_id="b", hold=2, spent=1, burned=7),
         ),
     )
 
     assert written == ["a", "b"]
     b = await found(database, "b")
     assert (b.balance, b.in_flight, b.in_flight_total, b.burned_total) == (17, 4, 7, 7)
+    assert b.spent_total == 105
     assert (await found(database, "a")).balance == 23
 
 
