@@ -167,7 +167,7 @@ def look_into(wheel: Path, sdist: Path) -> set[str]:
 
 
 def look_into_laboratory(wheel: Path) -> None:
-    """Check the content of the laboratory's wheel, and that it needs the kit of its own version.
+    """Check the content of the laboratory's wheel, and that it needs the kit of the same version.
 
     Raises:
         SystemExit: a file is missing or must not be there, or the wheel needs something else.

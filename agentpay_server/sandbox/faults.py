@@ -65,7 +65,7 @@ _FACTS: Final = {name for name, member in vars(Chain).items() if isinstance(memb
     "explorer_url",
     "wait_for_notice",
 }
-"""What a chain that is down still tells."""
+"""Members that still answer while the chain is down."""
 
 
 class FaultyChain:
@@ -214,7 +214,7 @@ OPERATIONS: Final = frozenset(
 
 
 class FacilitatorFault(StrEnum):
-    """What the facilitator does with a request to settle a payment that pays its terms."""
+    """A fault of the facilitator as it settles a payment that pays its terms."""
 
     SLOW = "slow"
     """It settles at once, and responds `delay_ms` of real time later."""
