@@ -8,6 +8,7 @@ execution takes several times as long as the driver's, and dominated the cost of
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final, Protocol
 
 from attrs import frozen
@@ -79,21 +80,22 @@ class Prepared:
 
     Attributes:
         names: the parameters in the order of the placeholders.
-        constants: parameters that the statement itself sets.
+        positional: returns the values of parameters in the order of the placeholders.
         convert: converts a row from the driver's types to the tables'; None if they are equal.
     """
 
     text: str
     names: tuple[str, ...]
-    constants: dict[str, Any]
+    positional: Callable[[Parameters], Sequence[Any]]
     convert: Callable[[Row], Row] | None
 
-    def positional(self, parameters: Parameters) -> list[Any]:
-        """Return the values of the parameters in the order of the placeholders."""
-        constants = self.constants
-        if not constants:
-            return [parameters[name] for name in self.names]
-        return [parameters[name] if name in parameters else constants[name] for name in self.names]
+
+def _in_order(names: Sequence[str], constants: Mapping[str, Any]) -> Callable[[Parameters], Sequence[Any]]:
+    """Return `Prepared.positional`; `constants` are the parameters that the statement itself sets."""
+    if constants:
+        return lambda given: [given[name] if name in given else constants[name] for name in names]
+    # For fewer than two names, `itemgetter` does not return a sequence.
+    return itemgetter(*names) if len(names) > 1 else lambda given: [given[name] for name in names]
 
 
 class Preparer:
@@ -142,4 +144,4 @@ class Preparer:
         # The statement itself sets these values, which may be None.
         constants = {name: bind.value for name, bind in compiled.binds.items() if not bind.required}
         convert = self._converter(statement) if isinstance(statement, Select | UpdateBase) else None
-        return Prepared(str(compiled), names, constants, convert)
+        return Prepared(str(compiled), names, _in_order(names, constants), convert)

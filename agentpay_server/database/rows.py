@@ -94,7 +94,14 @@ class Rows(Generic[R]):
             ConstraintError: a row with the same unique values exists. It may be raised as late as by the end
                 of the unit of work; see `insert_now`.
         """
-        rows = [dict(zip(self._written, self._values(each), strict=True)) for each in records]
+        return self.insert_values(connection, [self.values(each) for each in records])
+
+    def values(self, record: R) -> dict[str, Any]:
+        """Return the values of a new row."""
+        return dict(zip(self._written, self._values(record), strict=True))
+
+    def insert_values(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> Result:
+        """Store new rows by their values; see `insert`."""
         return connection.execute(self._insert, rows if len(rows) > 1 else rows[0])
 
     def insert_now(self, connection: Connection, *records: R) -> None:

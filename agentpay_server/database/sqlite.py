@@ -57,12 +57,12 @@ class SqliteRows:
         return iter(self._cursor) if self._convert is None else map(self._convert, self._cursor)
 
     def one_or_none(self) -> Row | None:
-        row: Row | None = self._cursor.fetchone()
-        if row is None:
+        rows: list[Row] = self._cursor.fetchall()
+        if not rows:
             return None
-        if self._cursor.fetchone() is not None:
+        if len(rows) > 1:
             raise ValueError("the statement returned more than one row")
-        return row if self._convert is None else self._convert(row)
+        return rows[0] if self._convert is None else self._convert(rows[0])
 
     def scalars(self) -> Iterator[Any]:
         return (row[0] for row in self)

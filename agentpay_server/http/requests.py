@@ -8,6 +8,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from functools import cache
 from typing import Any, Final, TypeGuard
 from urllib.parse import parse_qsl, quote
@@ -77,7 +78,7 @@ async def read_body(headers: Mapping[str, str], receive: Receive, *, timeout_sec
         raise _too_large()
     chunks, size, is_more = [], 0, True
     try:
-        async with asyncio.timeout(timeout_seconds):
+        async with nullcontext() if timeout_seconds is None else asyncio.timeout(timeout_seconds):
             while is_more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -108,7 +109,7 @@ def require_json(headers: Mapping[str, str]) -> None:
             says_what_to_do=True,
         )
     content_type = headers.get("content-type")
-    if content_type is None:
+    if content_type in (None, "application/json"):
         return
     media_type, *parameters = (part.strip().lower() for part in content_type.split(";"))
     charsets = [p.removeprefix("charset=").strip('"') for p in parameters if p.startswith("charset=")]
@@ -215,7 +216,7 @@ METHODS_OF: Final = _methods_of(BOUND_ENDPOINTS)
 _FIXED: Final = frozenset(path for path in METHODS_OF if "{" not in path)
 
 
-def matched(path: str) -> tuple[str, Mapping[str, str]]:
+def matched(path: str) -> tuple[str, dict[str, str]]:
     """Return the template that a path matches, and its parameters; raise `not_found` without one."""
     if path in _FIXED:
         return path, {}
@@ -270,9 +271,9 @@ async def identified(
     Raises:
         Problem: several accounts have a name; `not_found`, or `invalid_request` where that is not declared.
     """
-    if principal.is_agent or not principal.is_known:
+    is_path = isinstance(given, dict)
+    if principal.is_agent or not principal.is_known or (is_path and not given):
         return given
-    is_path = isinstance(given, Mapping)
     key: str | None = None if is_path else getattr(given, "idempotency_key", None)
     changes: dict[str, object] = {}
     for field in _NAMED_BY if is_path else _fields(type(given)):  # type: ignore[arg-type]  # mypy/issues/11470

@@ -138,8 +138,10 @@ def is_list(endpoint: Endpoint[Any]) -> bool:
 
 def wanted_export(endpoint: Endpoint[Any], headers: Mapping[str, str]) -> str | None:
     """Return the media type of the export that a request asks for, or None."""
+    if not is_list(endpoint):
+        return None
     accept = headers.get("accept", "").partition(",")[0].partition(";")[0].strip().lower()
-    return accept if accept in (CSV, JSON_LINES) and is_list(endpoint) else None
+    return accept if accept in (CSV, JSON_LINES) else None
 
 
 async def exported(

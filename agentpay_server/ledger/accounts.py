@@ -1,6 +1,7 @@
 """SQL statements for accounts, their counters and entries, and the history that callers read (H1 to H3)."""
 
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from sqlalchemy import and_, bindparam, literal_column, or_, select, update
 
@@ -162,9 +163,9 @@ _NEWEST: Final = (
 )
 
 
-def insert_entries(connection: Connection, *rows: EntryRecord) -> None:
-    """Store history entries."""
-    ENTRIES.insert(connection, *rows)
+def insert_entries(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Store history entries by their values."""
+    ENTRIES.insert_values(connection, rows)
 
 
 def has_unowned_entries(connection: Connection) -> bool:

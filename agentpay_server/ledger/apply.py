@@ -279,26 +279,21 @@ def _count(
 def _write_history(
     unit: Unit, outcome: Outcome[Any], postings: list[Posting], posted: dict[str, AccountRecord]
 ) -> None:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for posting in postings:
+        if not posting.entries:
+            continue
         account = posted.get(posting.account_id)
         operator_id = outcome.operator_id if account is None else account.operator_id
         # The payer's memo and category are private to its operator (interface T10).
         is_own = operator_id == outcome.operator_id
         hidden: dict[str, Any] = {} if is_own else {"memo": None, "category": None}
-        rows += [
-            evolve(
-                entry,
-                transaction_id=entry.transaction_id or unit.context.identifiers.new(identifiers.ENTRY),
-                operator_id=operator_id,
-                account_id=posting.account_id,
-                created_us=unit.now_us,
-                **hidden,
-            )
-            for entry in posting.entries
-        ]
+        own = {"operator_id": operator_id, "account_id": posting.account_id, "created_us": unit.now_us}
+        for entry in posting.entries:
+            entry_id = entry.transaction_id or unit.context.identifiers.new(identifiers.ENTRY)
+            rows.append(accounts.ENTRIES.values(entry) | own | hidden | {"transaction_id": entry_id})
     if rows:
-        accounts.insert_entries(unit.connection, *rows)
+        accounts.insert_entries(unit.connection, rows)
 
 
 def _write_events(

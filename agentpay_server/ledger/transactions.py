@@ -308,8 +308,8 @@ def land(
 ) -> StoredTransaction | None:
     """End a pending transaction: it is final on chain. It stays watched unless it is irreversible."""
     if is_irreversible:
-        return _end(connection, evolve(tx, state=State.FINALIZED, raw=None, ended_us=now_us))
-    return _end(connection, evolve(tx, state=State.CONFIRMED, ended_us=now_us))
+        return _end(connection, tx, State.FINALIZED, now_us, raw=None)
+    return _end(connection, tx, State.CONFIRMED, now_us)
 
 
 def fail(
@@ -319,33 +319,36 @@ def fail(
 
     With `is_watched`, it stays watched until its bytes can never land.
     """
-    ended = evolve(_without_bytes(tx), ended_us=now_us, released_us=tx.spent_us)
-    return _end(connection, evolve(ended, state=State.REJECTED if is_watched else State.FAILED))
+    state = State.REJECTED if is_watched else State.FAILED
+    return _end(connection, tx, state, now_us, released_us=tx.spent_us, **_without_bytes(tx))
 
 
 def expire(connection: Connection, tx: StoredTransaction, now_us: int) -> StoredTransaction | None:
     """End a pending transaction: it should never land, and stays watched in case it does."""
-    return _end(connection, evolve(_without_bytes(tx), state=State.EXPIRED, ended_us=now_us))
+    return _end(connection, tx, State.EXPIRED, now_us, **_without_bytes(tx))
 
 
-def _without_bytes(tx: StoredTransaction) -> StoredTransaction:
-    """Return a transaction that must not be sent again, with the account whose history shows it."""
-    debits = None if tx.raw is None else tx.signed.debits
-    return evolve(tx, raw=None, debits=debits)
+def _without_bytes(tx: StoredTransaction) -> dict[str, Any]:
+    """Return the columns of a transaction that must not be sent again, but whose debit is recognised."""
+    return {"raw": None, "debits": None if tx.raw is None else tx.signed.debits}
 
 
-def _end(connection: Connection, ended: StoredTransaction) -> StoredTransaction | None:
+def _end(
+    connection: Connection,
+    tx: StoredTransaction,
+    state: State,
+    now_us: int,
+    **values: Any,  # noqa: ANN401 - each as its column
+) -> StoredTransaction | None:
     return TRANSACTIONS.change(
         connection,
-        ended,
+        tx,
         _IS_PENDING,
-        state=ended.state.value,
-        raw=ended.raw,
-        released_us=ended.released_us,
-        ended_us=ended.ended_us,
+        state=state.value,
+        ended_us=now_us,
         leased_until_us=0,
-        chain_signature=ended.chain_signature,
-        debits=ended.debits,
+        chain_signature=tx.chain_signature,
+        **values,
     )
 
 

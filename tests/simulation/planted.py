@@ -404,8 +404,8 @@ def a_reservation_of_what_failed_is_kept(patch: Patch) -> None:
 def a_failed_spend_still_counts(patch: Patch) -> None:
     end = chain_transactions._end
 
-    def kept(connection, ended):
-        return end(connection, attrs.evolve(ended, released_us=None))
+    def kept(connection, tx, state, now_us, **values):
+        return end(connection, tx, state, now_us, **{**values, "released_us": None})
 
     patch(chain_transactions, "_end", kept)
     patch(chain_transactions, "set_released", lambda *_: None)
@@ -452,10 +452,10 @@ def the_rest_of_a_session_stays_with_the_payee(patch: Patch) -> None:
 def own_payments_are_deposits_too(patch: Patch) -> None:
     insert = accounts.insert_entries
 
-    def unsigned(connection, *rows):
+    def unsigned(connection, rows):
         # Without a signature, by which a constraint would tell that there are two.
         for row in rows:
-            insert(connection, attrs.evolve(row, tx_signature=None) if row.type == "deposit" else row)
+            insert(connection, [row | {"tx_signature": None} if row["type"] == "deposit" else row])
 
     patch(accounts, "insert_entries", unsigned)
     patch(chain_transactions, "credits_account", lambda *_: False)
@@ -582,7 +582,7 @@ def a_key_is_logged(patch: Patch) -> None:
 @planted
 def the_history_forgets_the_recipient(patch: Patch) -> None:
     insert = accounts.insert_entries
-    patch(accounts, "insert_entries", lambda connection, first, *_: insert(connection, first))
+    patch(accounts, "insert_entries", lambda connection, rows: insert(connection, rows[:1]))
 
 
 # --- Upgrades

@@ -128,17 +128,17 @@ class PreparedConnection:
         status: str = await self._answered(self.driver.execute(text))
         return status
 
-    async def fetch(self, text: str, values: list[Any]) -> "_Rows":
+    async def fetch(self, text: str, values: Sequence[Any]) -> "_Rows":
         """Run a statement."""
         statement = await self._prepared(text)
         return _Rows(await self._answered(statement.fetch(*values)), statement.get_statusmsg())
 
-    async def fetch_each(self, text: str, values: list[list[Any]]) -> "list[asyncpg.Record]":
+    async def fetch_each(self, text: str, values: Sequence[Sequence[Any]]) -> "list[asyncpg.Record]":
         """Run a statement once for each set of values, in one batch, and return the rows of all."""
         rows: list[asyncpg.Record] = await self._answered((await self._prepared(text)).fetchmany(values))
         return rows
 
-    async def run_each(self, text: str, values: list[list[Any]]) -> "_Rows":
+    async def run_each(self, text: str, values: Sequence[Sequence[Any]]) -> "_Rows":
         """Run a statement once for each set of values, in one batch."""
         await self._answered((await self._prepared(text)).executemany(values))
         return _Rows([], "")
