@@ -51,7 +51,7 @@ class EmbeddedTransport(httpx.BaseTransport):
         with _declared(request):
             answer = self._owner.call(exchange(self._app, request, body), timeout=_read_timeout(request))
         status, headers, content = answer
-        return httpx.Response(status, headers=headers, content=content)
+        return httpx.Response(status, headers=headers, stream=httpx.ByteStream(content))
 
 
 class AsyncEmbeddedTransport(httpx.AsyncBaseTransport):
@@ -70,7 +70,7 @@ class AsyncEmbeddedTransport(httpx.AsyncBaseTransport):
         with _declared(request), anyio.fail_after(_read_timeout(request)):
             answer = await self._owner.call_async(exchange(self._app, request, body))
         status, headers, content = answer
-        return httpx.Response(status, headers=headers, content=content)
+        return httpx.Response(status, headers=headers, stream=httpx.ByteStream(content))
 
 
 def _read_timeout(request: httpx.Request) -> float | None:
