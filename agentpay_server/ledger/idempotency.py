@@ -126,7 +126,8 @@ def is_as_seen(connection: Connection, requested: RequestedKey, seen: Held, now_
     They are read again, because the constraints do not cover an operator's claim of another account that is
     in force. For an agent-scoped request whose key was free, the account's constraint decides. The insertion
     may then wait for a transaction that settles a purchase. That transaction has locked its accounts first,
-    so no deadlock can occur.
+    so no deadlock can occur. A request that is refused before it claims the key violates no constraint: its
+    refusal counts only if the claims are still as seen then.
     """
     if not requested.by_operator and not seen.is_held:
         return True

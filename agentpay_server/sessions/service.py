@@ -342,6 +342,7 @@ class Sessions:
             ),
             by_operator=not principal.is_agent,
             key=key,
+            held=held,
         )
         return await self._authorizer.authorize(order, deadline)
 

@@ -75,21 +75,14 @@ class NewSpend:
     held: Held
     kind: PurchaseKind = PurchaseKind.TRANSFER
 
-    def is_as_seen(self, gate: Gate) -> bool:
-        """Return whether the key's claims are as they were."""
-        return idempotency.is_as_seen(gate.connection, self.key, self.held, gate.now_us)
 
-
-def new_transfer(gate: Gate, new: NewSpend) -> Decided[TransferRecord] | None:
-    """Decide about a new transfer; None if its key was claimed meanwhile.
+def new_transfer(gate: Gate, new: NewSpend) -> Decided[TransferRecord]:
+    """Decide about a new transfer.
 
     Raises:
         ConstraintError: another request has taken its key.
     """
-    terms = new.terms
-    if not new.is_as_seen(gate):
-        return None
-    key = spending.key_of(new.principal)
+    terms, key = new.terms, spending.key_of(new.principal)
     refusal = gate.paused(terms.amount_micro) or gate.refusal(spend_of(terms, gate.preflight), key)
     if refusal is not None:
         return refused(gate, store_new(gate, new, rejected(gate, refusal)), refusal)

@@ -102,6 +102,7 @@ class Transfers:
                 decide=partial(new_transfer, new=new),
                 by_operator=not principal.is_agent,
                 key=key,
+                held=held,
             )
             decided = await self._execution.decided(order, deadline)
             if decided is not None:
