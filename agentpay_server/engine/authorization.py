@@ -70,11 +70,33 @@ def own_parties(connection: Connection, principal: Principal, account_id: str, t
     Raises:
         Problem: `not_found`, the same for a missing account as for one of another operator.
     """
-    if is_identifier(account_id, ACCOUNT):
-        source, recipient = account_store.parties(connection, account_id, to)
-        if source is not None and source.operator_id == principal.operator_id:
-            return Parties(source=source, to=to, recipient=recipient)
-    raise not_found("account", account_id)
+    if not is_identifier(account_id, ACCOUNT):
+        raise not_found("account", account_id)
+    return _own(principal, account_id, to, account_store.parties(connection, account_id, to))
+
+
+def own_parties_and_key(
+    connection: Connection, principal: Principal, key: RequestedKey, to: str, now_us: int
+) -> tuple[Parties, Held]:
+    """Return the parties of a spend, as `own_parties` does, and the claims of its idempotency key.
+
+    In one statement, which shows both at one time without a transaction. Both may change before the decision:
+    see `Authorizer.authorize`.
+
+    Raises:
+        Problem: `not_found`.
+    """
+    if not is_identifier(key.account_id, ACCOUNT):
+        raise not_found("account", key.account_id)
+    found, held = idempotency.find_with_parties(connection, key, to, now_us)
+    return _own(principal, key.account_id, to, found), held
+
+
+def _own(principal: Principal, account_id: str, to: str, found: account_store.FoundParties) -> Parties:
+    source, recipient = found
+    if source is None or source.operator_id != principal.operator_id:
+        raise not_found("account", account_id)
+    return Parties(source=source, to=to, recipient=recipient)
 
 
 # --- What the chain shows

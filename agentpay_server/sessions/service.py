@@ -33,11 +33,11 @@ from agentpay_server.engine.authorization import (
     Order,
     Parties,
     invalid_recipient,
-    own_parties,
+    own_parties_and_key,
 )
 from agentpay_server.engine.policy import stored_policy
 from agentpay_server.engine.settlement import Settlement
-from agentpay_server.ledger import audit, idempotency, spending
+from agentpay_server.ledger import audit, spending
 from agentpay_server.ledger.apply import Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, judge
@@ -271,9 +271,8 @@ class Sessions:
         deadline, read = self._authorizer.deadline(), self._database.read
         key = RequestedKey.of(principal, request.account_id, request.idempotency_key)
         while True:
-            # Separate reads, as for a transfer.
-            parties = await read(own_parties, principal, request.account_id, request.to)
-            held = await read(idempotency.find, key, self._context.clock.now_us())
+            now_us = self._context.clock.now_us()
+            parties, held = await read(own_parties_and_key, principal, key, request.to, now_us)
             session, session_id = None, held.subject_of(PurchaseKind.SESSION)
             if session_id is not None:
                 session = await read(store.SESSIONS.existing, session_id)
