@@ -58,7 +58,7 @@ async def test_a_transfer(world: World, statements: list[str]) -> None:
     assert (await world.transfer("one", source, to, "1")).status == 200
     # Decided in one commit, and its outcome written in another. Before its first signature for an account, a
     # process looks for channels to compare: two reads of one snapshot.
-    assert cost(statements) == Cost(reads=6, writes=11, commits=2, snapshots=1)
+    assert cost(statements) == Cost(reads=6, writes=10, commits=2, snapshots=1)
     assert sent_after_the_commit(statements) == 1
 
     await world.policy(source, max_daily_spend=10)
@@ -66,7 +66,7 @@ async def test_a_transfer(world: World, statements: list[str]) -> None:
     statements.clear()
     assert (await world.transfer("two", source, to, "1")).status == 200
     # What was spent within the window is one more.
-    assert cost(statements) == Cost(reads=5, writes=11, commits=2)
+    assert cost(statements) == Cost(reads=5, writes=10, commits=2)
 
 
 async def test_a_session(world: World, statements: list[str]) -> None:
@@ -85,5 +85,5 @@ async def test_a_session(world: World, statements: list[str]) -> None:
     statements.clear()
     assert (await world.close_session(session_id)).status == 200
     # The claim is a commit of its own: charges end at once, however long the chain takes to respond.
-    assert cost(statements) == Cost(reads=6, writes=12, commits=3)
+    assert cost(statements) == Cost(reads=6, writes=11, commits=3)
     assert sent_after_the_commit(statements) == 1

@@ -383,8 +383,12 @@ def a_cap_is_not_checked(patch: Patch) -> None:
 
 
 def _post_otherwise(patch: Patch, changed: Callable[[Posting], Posting]) -> None:
-    post = ledger.post
-    patch(ledger, "post", lambda connection, posting, now_us: post(connection, changed(posting), now_us))
+    post = ledger.post_all
+
+    def otherwise(connection, postings, now_us):
+        return post(connection, [changed(posting) for posting in postings], now_us)
+
+    patch(ledger, "post_all", otherwise)
 
 
 @planted
