@@ -18,7 +18,6 @@ from attrs import field, frozen
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.identifiers import ACCOUNT, is_identifier
 from agentpay.contract.policies import Policy
 from agentpay.contract.usdc import to_micro
 from agentpay_server.chain.protocol import Blockhash, Chain, ChainUnreachableError, TokenAccount
@@ -32,6 +31,7 @@ from agentpay_server.engine.policy import Means, Recipient, Refusal, Spend, stor
 from agentpay_server.engine.settlement import Guards, Settlement
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import idempotency, spending, transactions
+from agentpay_server.ledger.accounts import FoundParties
 from agentpay_server.ledger.apply import Posting, Unit, post
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Held, RequestedKey
@@ -64,35 +64,12 @@ class Parties:
     is_broadcast_by_us: bool = True
 
 
-def own_parties(connection: Connection, principal: Principal, account_id: str, to: str) -> Parties:
-    """Return the parties of a spend from an account of the principal's operator.
+def own_parties(principal: Principal, account_id: str, to: str, found: FoundParties) -> Parties:
+    """Return the parties of a spend from an account of the principal's operator, as they were found.
 
     Raises:
         Problem: `not_found`, the same for a missing account as for one of another operator.
     """
-    if not is_identifier(account_id, ACCOUNT):
-        raise not_found("account", account_id)
-    return _own(principal, account_id, to, account_store.parties(connection, account_id, to))
-
-
-def own_parties_and_key(
-    connection: Connection, principal: Principal, key: RequestedKey, to: str, now_us: int
-) -> tuple[Parties, Held]:
-    """Return the parties of a spend, as `own_parties` does, and the claims of its idempotency key.
-
-    In one statement, which shows both at one time without a transaction. Both may change before the decision:
-    see `Authorizer.authorize`.
-
-    Raises:
-        Problem: `not_found`.
-    """
-    if not is_identifier(key.account_id, ACCOUNT):
-        raise not_found("account", key.account_id)
-    found, held = idempotency.find_with_parties(connection, key, to, now_us)
-    return _own(principal, key.account_id, to, found), held
-
-
-def _own(principal: Principal, account_id: str, to: str, found: account_store.FoundParties) -> Parties:
     source, recipient = found
     if source is None or source.operator_id != principal.operator_id:
         raise not_found("account", account_id)

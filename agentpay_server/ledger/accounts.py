@@ -110,6 +110,8 @@ def accounts_after(connection: Connection, seq: int, count: int) -> list[Account
 
 def parties(connection: Connection, source: str, target: str) -> FoundParties:
     """Return the account `source`, and the account whose identifier or USDC token account is `target`."""
+    if not is_identifier(source, ACCOUNT):
+        return None, None
     statement = _PARTIES[target.startswith(ACCOUNT)]
     return parties_of(ACCOUNTS.all(connection, statement, source=source, target=target), source, target)
 

@@ -117,8 +117,13 @@ def find(connection: Connection, requested: RequestedKey, now_us: int) -> Held:
 def find_with_parties(
     connection: Connection, requested: RequestedKey, target: str, now_us: int
 ) -> tuple[account_store.FoundParties, Held]:
-    """Return the claims of a key, and before them the source and the target, as `accounts.parties` does."""
+    """Return what `accounts.parties` does for the source and a target, and the claims of a key.
+
+    In one statement, which shows both at one time without a transaction. Both may change before a decision.
+    """
     source, records, held = requested.account_id, list[AccountRecord](), Held()
+    if not identifiers.is_identifier(source, identifiers.ACCOUNT):
+        return (None, None), held
     values = {"source": source, "target": target, "idempotency_key": requested.idempotency_key}
     for row in connection.execute(_OF_PARTIES[target.startswith(identifiers.ACCOUNT)], values):
         records.append(account_store.ACCOUNTS.record(row[: -2 * _COLUMNS]))

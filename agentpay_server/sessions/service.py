@@ -33,14 +33,14 @@ from agentpay_server.engine.authorization import (
     Order,
     Parties,
     invalid_recipient,
-    own_parties_and_key,
+    own_parties,
 )
 from agentpay_server.engine.policy import stored_policy
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import audit, spending
 from agentpay_server.ledger.apply import Unit, apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, judge
+from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, find_with_parties, judge
 from agentpay_server.platform.errors import Problem, chain_unavailable, invalid
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
@@ -272,7 +272,8 @@ class Sessions:
         key = RequestedKey.of(principal, request.account_id, request.idempotency_key)
         while True:
             now_us = self._context.clock.now_us()
-            parties, held = await read(own_parties_and_key, principal, key, request.to, now_us)
+            found, held = await read(find_with_parties, key, request.to, now_us)
+            parties = own_parties(principal, request.account_id, request.to, found)
             session, session_id = None, held.subject_of(PurchaseKind.SESSION)
             if session_id is not None:
                 session = await read(store.SESSIONS.existing, session_id)

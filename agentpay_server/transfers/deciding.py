@@ -30,6 +30,7 @@ from agentpay_server.engine.authorization import (
 from agentpay_server.engine.funding import Cost, transfer_fee
 from agentpay_server.engine.movement import pending_transaction
 from agentpay_server.engine.policy import Recipient, Refusal, Spend, stored_policy
+from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit, idempotency, spending
 from agentpay_server.ledger.accounts import own_account
 from agentpay_server.ledger.apply import apply
@@ -321,7 +322,8 @@ class Checks:
         principal.require_account(request.from_, CHECK_TRANSFER.operation)
         terms = terms_of(request)
         while True:
-            parties = await self._context.database.read(own_parties, principal, terms.account_id, terms.to)
+            found = await self._context.database.read(account_store.parties, terms.account_id, terms.to)
+            parties = own_parties(principal, terms.account_id, terms.to, found)
             preflight = await self._authorizer.preflight(parties)
             checked = await self._context.database.read(self._checked, principal, terms, preflight)
             if checked is not None:

@@ -18,10 +18,10 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.database.tables import PurchaseKind, TransferRecord
-from agentpay_server.engine.authorization import Authorizer, Decided, Order, own_parties_and_key
+from agentpay_server.engine.authorization import Authorizer, Decided, Order, own_parties
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import RequestedKey, Verdict, judge
+from agentpay_server.ledger.idempotency import RequestedKey, Verdict, find_with_parties, judge
 from agentpay_server.platform.errors import not_found
 from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
@@ -76,7 +76,8 @@ class Transfers:
         deadline = self._execution.deadline()
         while True:
             now_us = self._context.clock.now_us()
-            parties, held = await self._database.read(own_parties_and_key, principal, key, terms.to, now_us)
+            found, held = await self._database.read(find_with_parties, key, terms.to, now_us)
+            parties = own_parties(principal, terms.account_id, terms.to, found)
             holder, transfer_id = None, held.subject_of(PurchaseKind.TRANSFER)
             if transfer_id is not None:
                 holder = await self._database.read(store.TRANSFERS.existing, transfer_id)
