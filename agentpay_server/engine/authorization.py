@@ -11,14 +11,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import attrs
 from attrs import field, frozen
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.identifiers import ACCOUNT, is_identifier
 from agentpay.contract.policies import Policy
 from agentpay.contract.usdc import to_micro
 from agentpay_server.chain.protocol import Blockhash, Chain, ChainUnreachableError, TokenAccount
@@ -32,9 +31,10 @@ from agentpay_server.engine.policy import Means, Recipient, Refusal, Spend, stor
 from agentpay_server.engine.settlement import Guards, Settlement
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import idempotency, spending, transactions
+from agentpay_server.ledger.accounts import FoundParties
 from agentpay_server.ledger.apply import Posting, Unit, post
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import RequestedKey
+from agentpay_server.ledger.idempotency import Held, RequestedKey
 from agentpay_server.ledger.spending import LimitedKey
 from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import from_us_up
@@ -64,17 +64,16 @@ class Parties:
     is_broadcast_by_us: bool = True
 
 
-def own_parties(connection: Connection, principal: Principal, account_id: str, to: str) -> Parties:
-    """Return the parties of a spend from an account of the principal's operator.
+def own_parties(principal: Principal, account_id: str, to: str, found: FoundParties) -> Parties:
+    """Return the parties of a spend from an account of the principal's operator, as they were found.
 
     Raises:
         Problem: `not_found`, the same for a missing account as for one of another operator.
     """
-    if is_identifier(account_id, ACCOUNT):
-        source, recipient = account_store.parties(connection, account_id, to)
-        if source is not None and source.operator_id == principal.operator_id:
-            return Parties(source=source, to=to, recipient=recipient)
-    raise not_found("account", account_id)
+    source, recipient = found
+    if source is None or source.operator_id != principal.operator_id:
+        raise not_found("account", account_id)
+    return Parties(source=source, to=to, recipient=recipient)
 
 
 # --- What the chain shows
@@ -351,6 +350,7 @@ class Order(Generic[R]):
         decide: the feature's decision; None if stored data has changed and the request must start over.
         by_operator: see `Gate`.
         key: the idempotency key that `decide` claims, if any.
+        held: the key's claims when the request was judged. `decide` finds them unchanged.
     """
 
     operation: Operation
@@ -358,6 +358,7 @@ class Order(Generic[R]):
     decide: Callable[[Gate], Decided[R] | None]
     by_operator: bool
     key: RequestedKey | None = None
+    held: Held = field(factory=Held)
 
 
 class Authorizer:
@@ -417,12 +418,23 @@ class Authorizer:
             deadline: when to stop waiting for a balance that is in doubt, in the event loop's time.
 
         Returns:
-            The decision, or None if the request must start over.
+            The decision, or None if the request must start over. It cannot do so for ever: each time, another
+            request has claimed its key, or a claim has ended.
 
         Raises:
             Problem: `invalid_recipient`, `chain_unavailable`, `fee_budget_exceeded`, `service_unavailable`
                 while the clocks differ, or an error of the decision. Nothing was stored.
         """
+        try:
+            return await self._authorized(order, deadline)
+        except (ConstraintError, Problem):
+            # If another request has claimed the key, this one may have been judged against its own purchase.
+            # Any other violated constraint is a bug.
+            if await self._context.database.read(self._is_key_as_judged, order):
+                raise
+            return None
+
+    async def _authorized(self, order: Order[R], deadline: float) -> Decided[R] | None:
         database, account_id = self._context.database, order.parties.source.account_id
         is_last_try = asyncio.get_running_loop().time() >= deadline
         read = await self.preflight(order.parties)
@@ -436,11 +448,6 @@ class Authorizer:
             try:
                 return await database.run(unit, order, read, funds, is_last_try=is_last_try)
             except FundsChangedError:
-                return None
-            except ConstraintError:
-                # Another request took the key first. Any other violated constraint is a bug.
-                if order.key is None or not await database.read(self._is_taken, order.key):
-                    raise
                 return None
             except Contended as contended:
                 if self._context.tasks.closing.done():
@@ -465,6 +472,8 @@ class Authorizer:
         source = account_store.ACCOUNTS.existing(connection, account_id, lock=True)
         now_us = self._context.clock.now_us()
         self._context.clock_check.require(now_us)
+        if order.key is not None and not idempotency.is_as_seen(connection, order.key, order.held, now_us):
+            return None
         if must_read_again(source, read):
             return None
         gate = Gate(
@@ -480,8 +489,9 @@ class Authorizer:
         )
         return order.decide(gate)
 
-    def _is_taken(self, connection: Connection, key: RequestedKey) -> bool:
-        return idempotency.find(connection, key, self._context.clock.now_us()).is_held
+    def _is_key_as_judged(self, connection: Connection, order: Order[Any]) -> bool:
+        now_us = self._context.clock.now_us()
+        return order.key is None or idempotency.find(connection, order.key, now_us) == order.held
 
 
 def must_read_again(source: AccountRecord, preflight: Preflight | None) -> bool:

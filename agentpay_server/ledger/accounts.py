@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import and_, bindparam, literal_column, or_, select, update
+from sqlalchemy import ColumnElement, and_, bindparam, literal_column, or_, select, update
 
 from agentpay.contract.ext.console import ListHistory
 from agentpay.contract.identifiers import ACCOUNT, is_identifier
@@ -29,16 +29,18 @@ from agentpay_server.platform.principals import Principal
 
 KEY_INDEX: Final = "key_index"
 
+FoundParties = tuple[AccountRecord | None, AccountRecord | None]
+"""The payer and the payee."""
+
 ACCOUNTS: Final = Rows(AccountRecord, "account_id")
 COUNTERS: Final = Rows(CounterRecord, "name")
 
-_BY_IDS: Final = select(accounts).where(accounts.c.account_id.in_((bindparam("source"), bindparam("target"))))
-_PARTIES: Final = select(accounts).where(
-    or_(
-        accounts.c.account_id.in_((bindparam("source"), bindparam("target"))),
-        accounts.c.usdc_token_account == bindparam("target"),
-    )
-)
+_BY_IDS: Final = accounts.c.account_id.in_((bindparam("source"), bindparam("target")))
+_BY_ADDRESS: Final = or_(_BY_IDS, accounts.c.usdc_token_account == bindparam("target"))
+ARE_PARTIES: Final[dict[bool, ColumnElement[bool]]] = {True: _BY_IDS, False: _BY_ADDRESS}
+"""Finds `source` and `target`, by whether both are identifiers, as usual: then one index finds them."""
+
+_PARTIES: Final = {by_ids: select(accounts).where(found) for by_ids, found in ARE_PARTIES.items()}
 PAGES: Final = ACCOUNTS.pages(
     "operator_id",
     equal=("paused",),
@@ -107,13 +109,16 @@ def accounts_after(connection: Connection, seq: int, count: int) -> list[Account
     return ACCOUNTS.all(connection, _AFTER, after=seq, count=count)
 
 
-def parties(
-    connection: Connection, source: str, target: str
-) -> tuple[AccountRecord | None, AccountRecord | None]:
+def parties(connection: Connection, source: str, target: str) -> FoundParties:
     """Return the account `source`, and the account whose identifier or USDC token account is `target`."""
-    # Usually both are identifiers, which one index finds.
-    statement = _BY_IDS if target.startswith(ACCOUNT) else _PARTIES
-    rows = ACCOUNTS.all(connection, statement, source=source, target=target)
+    if not is_identifier(source, ACCOUNT):
+        return None, None
+    statement = _PARTIES[target.startswith(ACCOUNT)]
+    return parties_of(ACCOUNTS.all(connection, statement, source=source, target=target), source, target)
+
+
+def parties_of(rows: list[AccountRecord], source: str, target: str) -> FoundParties:
+    """Return what `parties` does, from the rows that one of `ARE_PARTIES` finds."""
     return (
         next((row for row in rows if row.account_id == source), None),
         next((row for row in rows if target in (row.account_id, row.usdc_token_account)), None),

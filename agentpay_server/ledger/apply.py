@@ -2,16 +2,15 @@
 
 Movements and decisions return an `Outcome`: amounts, history, rows, events and audit entries. All units write
 in one order: the transaction that has ended (`engine/movement.py`), accounts by identifier, the subject,
-everything else. So two units never wait for each other. Each account is one statement, which also locks it.
+everything else. So two units never wait for each other. The accounts are one statement, which locks them.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
 from functools import cache, partial
-from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar, cast
 
 from attrs import evolve, field, frozen
-from sqlalchemy import BigInteger, Case, Column, ColumnElement, bindparam, case, func, update
+from sqlalchemy import BigInteger, ColumnElement, bindparam, case, func, select, update
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from agentpay.contract import identifiers
@@ -28,8 +27,6 @@ from agentpay_server.ledger.spending import HoldChange
 from agentpay_server.ledger.transactions import StoredTransaction
 
 S = TypeVar("S")
-
-_ACCOUNT: Final = attrgetter("account_id")
 
 
 @frozen
@@ -100,6 +97,16 @@ class Posting:
             "operator_burned_total": self.operator_burned,
         }
 
+    def changes(self, now_us: int) -> dict[str, int]:
+        """Return what it adds to columns of the account, and the times that it sets."""
+        times = {
+            "last_spend_us": self.spent,
+            "last_burned_us": self.burned or self.operator_burned,
+            "suspended_us": self.suspends,
+        }
+        added = {name: amount for name, amount in self.added.items() if amount}
+        return added | {name: now_us for name, is_set in times.items() if is_set}
+
     def plus(self, other: "Posting") -> "Posting":
         """Return both as one posting of the same account."""
         return Posting(
@@ -165,11 +172,7 @@ def apply(unit: Unit, outcome: Outcome[S], tx: StoredTransaction | None = None) 
     """
     connection = unit.connection
     postings = _merged(outcome.postings)
-    posted = {
-        posting.account_id: post(connection, posting, unit.now_us)
-        for posting in sorted(postings, key=_ACCOUNT)
-        if posting.suspends or any(posting.added.values())
-    }
+    posted = post_all(connection, postings, unit.now_us)
     subject = outcome.subject
     stored = subject.write(connection) if isinstance(subject, Change) else subject
     for change in outcome.changes:
@@ -191,58 +194,68 @@ def apply(unit: Unit, outcome: Outcome[S], tx: StoredTransaction | None = None) 
     return cast("S", stored)
 
 
-def _at_least_now(column: Column[Any]) -> Case[Any]:
-    """Times of spends never decrease within an account."""
-    now_us = bindparam("now_us", type_=BigInteger)
-    return case((column > now_us, column), else_=now_us)
-
-
-_POSTED: Final[dict[str, ColumnElement[Any]]] = {
-    **{
-        name: table.c[name] + bindparam(f"plus_{name}", type_=BigInteger)
-        for name in Posting(account_id="").added
-    },
-    "last_spend_us": _at_least_now(table.c.last_spend_us),
-    "last_burned_us": _at_least_now(table.c.last_burned_us),
-    "suspended_us": func.coalesce(table.c.suspended_us, bindparam("now_us", type_=BigInteger)),
-}
+_UNCHANGED: Final = Posting(account_id="").added
+_DATED: Final = ("last_spend_us", "last_burned_us", "suspended_us")
 
 
 @cache
-def _posted(names: tuple[str, ...]) -> ReturningUpdate[Any]:
+def _posted(names: tuple[str, ...], count: int) -> ReturningUpdate[Any]:
+    """Return the statement that changes columns of so many accounts; it locks them by identifier."""
+    ids = [bindparam(f"account_{place}", type_=table.c.account_id.type) for place in range(count)]
+    where, locked = [table.c.account_id.in_(ids)], table.alias()
+    if count > 1:
+        in_order = (
+            select(locked.c.account_id).where(locked.c.account_id.in_(ids)).order_by(locked.c.account_id)
+        )
+        where.append(table.c.account_id.in_(in_order.with_for_update()))
+
+    def changed(name: str) -> ColumnElement[Any]:
+        column = table.c[name]
+        of_each = [bindparam(f"{name}_{place}", type_=BigInteger) for place in range(count)]
+        is_each = [table.c.account_id == each for each in ids]
+        given = case(*zip(is_each, of_each, strict=True)) if count > 1 else of_each[0]
+        if name == "suspended_us":
+            return func.coalesce(column, given)
+        # Times of spends never decrease within an account.
+        return case((given > column, given), else_=column) if name in _DATED else column + given
+
     return (
         update(table)
-        .where(table.c.account_id == bindparam("of_account"))
-        .values({name: _POSTED[name] for name in names})
+        .where(*where)
+        .values({name: changed(name) for name in names})
         .returning(*table.c)
         .execution_options(**ADDS)
     )
 
 
-_POST_ALL: Final = _posted(tuple(_POSTED))
+_POST_ALL: Final = _posted((*_UNCHANGED, *_DATED), 2)
 """The widest of them, whose names every engine must know."""
 
 
 def post(connection: Connection, posting: Posting, now_us: int) -> AccountRecord:
-    """Write the amounts of one posting, and return the account as it is now.
+    """Write the amounts of one posting, and return the account as it is now; see `post_all`."""
+    return post_all(connection, [posting], now_us)[posting.account_id]
+
+
+def post_all(connection: Connection, postings: list[Posting], now_us: int) -> dict[str, AccountRecord]:
+    """Write the amounts of postings of different accounts, and return those that change, as they are now.
 
     A spend is dated, and lamports without a payment are: at `now_us`, or at the last one if that is later.
     """
-    added = {name: amount for name, amount in posting.added.items() if amount}
-    times = {
-        "last_spend_us": posting.spent,
-        "last_burned_us": posting.burned or posting.operator_burned,
-        "suspended_us": posting.suspends,
-    }
-    dated = [name for name, is_set in times.items() if is_set]
-    values: dict[str, object] = {f"plus_{name}": amount for name, amount in added.items()}
-    values["of_account"] = posting.account_id
-    if dated:
-        values["now_us"] = now_us
-    row = connection.execute(_posted((*added, *dated)), values).one_or_none()
-    if row is None:
-        raise LookupError(f"{posting.account_id} is gone")
-    return accounts.ACCOUNTS.record(row)
+    changes = {each.account_id: changed for each in postings if (changed := each.changes(now_us))}
+    if not changes:
+        return {}
+    names = tuple(dict.fromkeys(name for each in changes.values() for name in each))
+    values: dict[str, object] = {}
+    for place, account_id in enumerate(sorted(changes)):
+        values[f"account_{place}"], changed = account_id, changes[account_id]
+        for name in names:
+            values[f"{name}_{place}"] = changed.get(name, _UNCHANGED.get(name))
+    rows = connection.execute(_posted(names, len(changes)), values)
+    posted = {record.account_id: record for record in map(accounts.ACCOUNTS.record, rows)}
+    if posted.keys() != changes.keys():
+        raise LookupError(f"one of {', '.join(changes)} is gone")
+    return posted
 
 
 def _merged(postings: tuple[Posting, ...]) -> list[Posting]:

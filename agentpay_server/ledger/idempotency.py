@@ -22,7 +22,7 @@ from enum import Enum
 from typing import Any, Final, cast
 
 import attrs
-from attrs import evolve, frozen
+from attrs import frozen
 from sqlalchemy import ColumnElement, FromClause, Select, and_, bindparam, func, or_, select
 
 from agentpay.contract import identifiers
@@ -31,6 +31,7 @@ from agentpay.contract.requests import UNSET
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import (
+    AccountRecord,
     KeyClaimRecord,
     PurchaseKind,
     accounts,
@@ -38,6 +39,7 @@ from agentpay_server.database.tables import (
     sessions,
     transfers,
 )
+from agentpay_server.ledger import accounts as account_store
 from agentpay_server.platform.clock import DAY_US
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.principals import Principal
@@ -106,29 +108,40 @@ class Held:
 
 def find(connection: Connection, requested: RequestedKey, now_us: int) -> Held:
     """Return the claims of a key."""
-    values = {
-        "account_id": requested.account_id,
-        "idempotency_key": requested.idempotency_key,
-    }
-    if not requested.by_operator:
-        row = connection.execute(_OF_ACCOUNT, values).one_or_none()
-        held = Held() if row is None else _held(row, now_us)
-        is_operators = held.own is not None and held.own.claimed_by_operator
-        return evolve(held, claims=held.is_own_in_force and is_operators)
-    row = connection.execute(_OF_OPERATOR, values).one_or_none()
+    values = {"account_id": requested.account_id, "idempotency_key": requested.idempotency_key}
+    row = connection.execute(_OF_ACCOUNT, values).one_or_none()
     assert row is not None  # noqa: S101 - accounts are never deleted
-    return _held(row, now_us)
+    return _held(row, requested, now_us)
+
+
+def find_with_parties(
+    connection: Connection, requested: RequestedKey, target: str, now_us: int
+) -> tuple[account_store.FoundParties, Held]:
+    """Return what `accounts.parties` does for the source and a target, and the claims of a key.
+
+    In one statement, which shows both at one time without a transaction. Both may change before a decision.
+    """
+    source, records, held = requested.account_id, list[AccountRecord](), Held()
+    if not identifiers.is_identifier(source, identifiers.ACCOUNT):
+        return (None, None), held
+    values = {"source": source, "target": target, "idempotency_key": requested.idempotency_key}
+    for row in connection.execute(_OF_PARTIES[target.startswith(identifiers.ACCOUNT)], values):
+        records.append(account_store.ACCOUNTS.record(row[: -2 * _COLUMNS]))
+        if records[-1].account_id == source:
+            held = _held(row[-2 * _COLUMNS :], requested, now_us)
+    return account_store.parties_of(records, source, target), held
 
 
 def is_as_seen(connection: Connection, requested: RequestedKey, seen: Held, now_us: int) -> bool:
     """Return whether the claims of a key are unchanged, before a new one; its account must be locked.
 
-    They are read again, because the constraints do not cover an operator's claim of another account that is
-    in force. For an agent-scoped request whose key was free, the account's constraint decides. The insertion
-    may then wait for a transaction that settles a purchase. That transaction has locked its accounts first,
-    so no deadlock can occur.
+    A key without any claim is not read again: `put` then inserts one, and a claim that another request has
+    stored since violates a constraint, the account's or, for operator keys, the operator's. The insertion may
+    wait for a transaction that settles a purchase. That transaction has locked its accounts first, so no
+    deadlock can occur. A request that is refused before it claims the key violates no constraint: its refusal
+    counts only if `find` still finds what was seen.
     """
-    if not requested.by_operator and not seen.is_held:
+    if not seen.is_held:
         return True
     # One may have expired since, or a wrong clock made it look expired.
     return find(connection, requested, now_us) == seen
@@ -171,14 +184,18 @@ def put(
 _COLUMNS: Final = len(key_claims.columns) + 1
 
 
-def _held(row: Sequence[Any], now_us: int) -> Held:
+def _held(row: Sequence[Any], requested: RequestedKey, now_us: int) -> Held:
     """Return the claims of a row: the account's, and for operator keys that of another account."""
     own, own_expires_us = _claim(row[:_COLUMNS])
+    is_own_in_force = own is not None and (own_expires_us is None or own_expires_us > now_us)
+    if not requested.by_operator:
+        claims = own is not None and is_own_in_force and own.claimed_by_operator
+        return Held(own=own, is_own_in_force=is_own_in_force, claims=claims)
     elsewhere, expires_us = _claim(row[_COLUMNS:])
     return Held(
         own=own,
         elsewhere=elsewhere,
-        is_own_in_force=own is not None and (own_expires_us is None or own_expires_us > now_us),
+        is_own_in_force=is_own_in_force,
         is_elsewhere_in_force=elsewhere is not None and (expires_us is None or expires_us > now_us),
         # A new purchase cannot release its key before that time.
         claims=elsewhere is None or expires_us is not None,
@@ -186,14 +203,10 @@ def _held(row: Sequence[Any], now_us: int) -> Held:
 
 
 def _claim(row: Sequence[Any]) -> tuple[KeyClaimRecord | None, int | None]:
-    if not row or row[0] is None:
+    if row[0] is None:
         return None, None
     *columns, expires_us = row
     return CLAIMS.record(columns), expires_us
-
-
-def _is_key(claim: FromClause, account_id: ColumnElement[Any]) -> ColumnElement[bool]:
-    return and_(claim.c.account_id == account_id, claim.c.idempotency_key == bindparam("idempotency_key"))
 
 
 def _with_purchases(joined: FromClause, claim: FromClause) -> tuple[FromClause, list[ColumnElement[Any]]]:
@@ -205,24 +218,20 @@ def _with_purchases(joined: FromClause, claim: FromClause) -> tuple[FromClause, 
     return joined, [*claim.c, func.coalesce(paid.c.key_expires_us, opened.c.key_expires_us)]
 
 
-def _of_account() -> Select[Any]:
-    joined, columns = _with_purchases(key_claims, key_claims)
-    return select(*columns).select_from(joined).where(_is_key(key_claims, bindparam("account_id")))
-
-
-def _of_operator() -> Select[Any]:
+def _of_accounts(which: ColumnElement[bool], *columns_before: ColumnElement[Any]) -> Select[Any]:
+    """Return a statement that finds the claims of accounts, their own and the operator's elsewhere."""
     own, claim = key_claims.alias("own"), key_claims.alias("claim")
-    joined, columns = _with_purchases(accounts.outerjoin(own, _is_key(own, accounts.c.account_id)), own)
+    key: ColumnElement[str] = bindparam("idempotency_key")
+    is_own = and_(own.c.account_id == accounts.c.account_id, own.c.idempotency_key == key)
+    joined, columns = _with_purchases(accounts.outerjoin(own, is_own), own)
     is_elsewhere = and_(
         claim.c.operator_id == accounts.c.operator_id,
-        claim.c.idempotency_key == bindparam("idempotency_key"),
+        claim.c.idempotency_key == key,
         claim.c.claimed_by_operator,
         claim.c.account_id != accounts.c.account_id,
     )
     joined, others = _with_purchases(joined.outerjoin(claim, is_elsewhere), claim)
-    return (
-        select(*columns, *others).select_from(joined).where(accounts.c.account_id == bindparam("account_id"))
-    )
+    return select(*columns_before, *columns, *others).select_from(joined).where(which)
 
 
 def _of_name() -> Select[Any]:
@@ -259,8 +268,10 @@ def account_with_key(
     return None
 
 
-_OF_ACCOUNT: Final = _of_account()
-_OF_OPERATOR: Final = _of_operator()
+_OF_ACCOUNT: Final = _of_accounts(accounts.c.account_id == bindparam("account_id"))
+_OF_PARTIES: Final = {
+    by_ids: _of_accounts(found, *accounts.c) for by_ids, found in account_store.ARE_PARTIES.items()
+}
 
 
 KEY_LIFETIME_US: Final = DAY_US

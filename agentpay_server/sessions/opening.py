@@ -64,7 +64,7 @@ def new_session(
     key: RequestedKey,
     held: Held,
     rent_exempt_lamports: int,
-) -> Decided[SessionRecord] | None:
+) -> Decided[SessionRecord]:
     """Decide about a requested session: the policy judges the whole cap. A refusal stores nothing.
 
     Args:
@@ -75,16 +75,11 @@ def new_session(
         held: the key's claims when the request was judged.
         rent_exempt_lamports: the rent of its escrow.
 
-    Returns:
-        The decision; None if the key was claimed meanwhile.
-
     Raises:
         ConstraintError: another request has taken the key.
         Problem: a refusal, `too_many_sessions`.
     """
     context, connection, now_us = gate.context, gate.connection, gate.now_us
-    if not idempotency.is_as_seen(connection, key, held, now_us):
-        return None
     terms = terms_of(request)
     refusal = gate.paused(terms.cap_micro)
     if refusal is not None:

@@ -37,10 +37,10 @@ from agentpay_server.engine.authorization import (
 )
 from agentpay_server.engine.policy import stored_policy
 from agentpay_server.engine.settlement import Settlement
-from agentpay_server.ledger import audit, idempotency, spending
+from agentpay_server.ledger import audit, spending
 from agentpay_server.ledger.apply import Unit, apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, judge
+from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, find_with_parties, judge
 from agentpay_server.platform.errors import Problem, chain_unavailable, invalid
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
@@ -271,9 +271,9 @@ class Sessions:
         deadline, read = self._authorizer.deadline(), self._database.read
         key = RequestedKey.of(principal, request.account_id, request.idempotency_key)
         while True:
-            # Separate reads, as for a transfer.
-            parties = await read(own_parties, principal, request.account_id, request.to)
-            held = await read(idempotency.find, key, self._context.clock.now_us())
+            now_us = self._context.clock.now_us()
+            found, held = await read(find_with_parties, key, request.to, now_us)
+            parties = own_parties(principal, request.account_id, request.to, found)
             session, session_id = None, held.subject_of(PurchaseKind.SESSION)
             if session_id is not None:
                 session = await read(store.SESSIONS.existing, session_id)
@@ -342,6 +342,7 @@ class Sessions:
             ),
             by_operator=not principal.is_agent,
             key=key,
+            held=held,
         )
         return await self._authorizer.authorize(order, deadline)
 

@@ -30,6 +30,7 @@ from agentpay_server.engine.authorization import (
 from agentpay_server.engine.funding import Cost, transfer_fee
 from agentpay_server.engine.movement import pending_transaction
 from agentpay_server.engine.policy import Recipient, Refusal, Spend, stored_policy
+from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit, idempotency, spending
 from agentpay_server.ledger.accounts import own_account
 from agentpay_server.ledger.apply import apply
@@ -75,21 +76,14 @@ class NewSpend:
     held: Held
     kind: PurchaseKind = PurchaseKind.TRANSFER
 
-    def is_as_seen(self, gate: Gate) -> bool:
-        """Return whether the key's claims are as they were."""
-        return idempotency.is_as_seen(gate.connection, self.key, self.held, gate.now_us)
 
-
-def new_transfer(gate: Gate, new: NewSpend) -> Decided[TransferRecord] | None:
-    """Decide about a new transfer; None if its key was claimed meanwhile.
+def new_transfer(gate: Gate, new: NewSpend) -> Decided[TransferRecord]:
+    """Decide about a new transfer.
 
     Raises:
         ConstraintError: another request has taken its key.
     """
-    terms = new.terms
-    if not new.is_as_seen(gate):
-        return None
-    key = spending.key_of(new.principal)
+    terms, key = new.terms, spending.key_of(new.principal)
     refusal = gate.paused(terms.amount_micro) or gate.refusal(spend_of(terms, gate.preflight), key)
     if refusal is not None:
         return refused(gate, store_new(gate, new, rejected(gate, refusal)), refusal)
@@ -328,7 +322,8 @@ class Checks:
         principal.require_account(request.from_, CHECK_TRANSFER.operation)
         terms = terms_of(request)
         while True:
-            parties = await self._context.database.read(own_parties, principal, terms.account_id, terms.to)
+            found = await self._context.database.read(account_store.parties, terms.account_id, terms.to)
+            parties = own_parties(principal, terms.account_id, terms.to, found)
             preflight = await self._authorizer.preflight(parties)
             checked = await self._context.database.read(self._checked, principal, terms, preflight)
             if checked is not None:

@@ -20,9 +20,8 @@ from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.database.tables import PurchaseKind, TransferRecord
 from agentpay_server.engine.authorization import Authorizer, Decided, Order, own_parties
 from agentpay_server.engine.settlement import Settlement
-from agentpay_server.ledger import idempotency
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import RequestedKey, Verdict, judge
+from agentpay_server.ledger.idempotency import RequestedKey, Verdict, find_with_parties, judge
 from agentpay_server.platform.errors import not_found
 from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
@@ -76,10 +75,9 @@ class Transfers:
     async def _create(self, principal: Principal, key: RequestedKey, terms: TransferTerms) -> Transfer:
         deadline = self._execution.deadline()
         while True:
-            # Separate reads, because a transaction around them would double the round trips. The decision
-            # checks under a lock what may change between them.
-            parties = await self._database.read(own_parties, principal, terms.account_id, terms.to)
-            held = await self._database.read(idempotency.find, key, self._context.clock.now_us())
+            now_us = self._context.clock.now_us()
+            found, held = await self._database.read(find_with_parties, key, terms.to, now_us)
+            parties = own_parties(principal, terms.account_id, terms.to, found)
             holder, transfer_id = None, held.subject_of(PurchaseKind.TRANSFER)
             if transfer_id is not None:
                 holder = await self._database.read(store.TRANSFERS.existing, transfer_id)
@@ -102,6 +100,7 @@ class Transfers:
                 decide=partial(new_transfer, new=new),
                 by_operator=not principal.is_agent,
                 key=key,
+                held=held,
             )
             decided = await self._execution.decided(order, deadline)
             if decided is not None:

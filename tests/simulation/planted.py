@@ -363,12 +363,12 @@ def what_is_approved_has_no_limits(patch: Patch) -> None:
 @planted
 def a_pause_is_ignored(patch: Patch) -> None:
     patch(rules, "paused_refusal", lambda policy, amount_micro: None)
-    parties = accounts.parties
+    parties = accounts.parties_of
 
     def never_paused(*args):
         return tuple(None if each is None else attrs.evolve(each, paused=False) for each in parties(*args))
 
-    patch(accounts, "parties", never_paused)
+    patch(accounts, "parties_of", never_paused)
 
 
 @planted
@@ -383,8 +383,12 @@ def a_cap_is_not_checked(patch: Patch) -> None:
 
 
 def _post_otherwise(patch: Patch, changed: Callable[[Posting], Posting]) -> None:
-    post = ledger.post
-    patch(ledger, "post", lambda connection, posting, now_us: post(connection, changed(posting), now_us))
+    post = ledger.post_all
+
+    def otherwise(connection, postings, now_us):
+        return post(connection, [changed(posting) for posting in postings], now_us)
+
+    patch(ledger, "post_all", otherwise)
 
 
 @planted

@@ -66,7 +66,7 @@ def open_channel(
     """Decide about a requested session over HTTP 402, as `sessions/opening.py` decides about one.
 
     Returns:
-        The decision; None if the seller's pin, its channels or the key's claims have changed meanwhile.
+        The decision; None if the seller's pin or its channels have changed meanwhile.
 
     Raises:
         ConstraintError: another request has taken the key.
@@ -84,7 +84,6 @@ def open_channel(
     if not (
         pin_is_as_seen(connection, principal.operator_id, request.origin, pin)
         and channel_store.live(connection, terms.account_id, digest) is None
-        and idempotency.is_as_seen(connection, key, held, gate.now_us)
     ):
         return None
     refusal = gate.paused(terms.cap_micro)

@@ -355,12 +355,12 @@ class SessionPayments:
         failpoint(Operation.VOUCHER, Step.BEGUN)
         try:
             paid = await self._database.run(unit, self._context, principal, request, selected)
-        except ConstraintError:
-            # Another request took the key first. Any other violated constraint is a bug.
+        except (ConstraintError, Problem):
+            # As in `Authorizer.authorize`: the voucher in flight may be that of this very request.
             held = await self._database.read(idempotency.find, key, self._context.clock.now_us())
-            if held.is_held:
-                return None
-            raise
+            if held == selected.use.held:
+                raise
+            return None
         if paid is None:
             return None
         failpoint(Operation.VOUCHER, Step.POSTED)
@@ -402,6 +402,7 @@ class SessionPayments:
             decide=partial(open_channel, principal=principal, request=request, selected=selected),
             by_operator=not principal.is_agent,
             key=selected.key,
+            held=selected.use.held,
         )
         decided = await self._authorizer.authorize(order, deadline)
         if decided is None:

@@ -54,12 +54,12 @@ from agentpay_server.transfers.rules import check_transition
 
 
 def new_payment(gate: Gate, new: NewSpend, purchase: Purchase) -> Decided[TransferRecord] | None:
-    """Decide about a new payment; None if its key was claimed, or the seller's pin changed, meanwhile.
+    """Decide about a new payment; None if the seller's pin has changed meanwhile.
 
     Raises:
         ConstraintError: another request has taken its key.
     """
-    if not (purchase.is_pin_as_seen(gate.connection) and new.is_as_seen(gate)):
+    if not purchase.is_pin_as_seen(gate.connection):
         return None
     unsigned = purchase.row(new.transfer_id)
     key = spending.key_of(new.principal)

@@ -292,6 +292,7 @@ class Payments:
             decide=partial(new_payment, new=new, purchase=purchase),
             by_operator=not principal.is_agent,
             key=purchase.key,
+            held=purchase.use.held,
         )
 
     async def _decided(self, order: Order[TransferRecord], offer: Offer, deadline: float) -> Payment | None:

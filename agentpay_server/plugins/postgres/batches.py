@@ -16,7 +16,8 @@ Why this is as if the units ran one after another:
   whose lock of the API key units share. What else units of different accounts share, such as an operator's
   idempotency key, is decided by one statement or by a constraint.
 - All are committed, or none. A unit that fails after it has written undoes the batch, and so does any error
-  of the database. Each unit then runs in a separate transaction, as it does without batches.
+  of the database, such as the claim of a key that another request has claimed since it was read. Each unit
+  then runs in a separate transaction, as it does without batches.
 
 A unit that fails before it writes has changed nothing, and the others continue. Reads that wait together, of
 one SELECT each, are sent together too, outside of any transaction.
@@ -73,7 +74,7 @@ class _Kind(Enum):
     READ = auto()
     WRITE = auto()
     ADD = auto()
-    """It adds to an account, which must be one of the unit's."""
+    """It adds to accounts, which must be the unit's."""
     ACCOUNT = auto()
     """It locks or changes an account, which must be the unit's alone."""
     SUBJECT = auto()
@@ -209,13 +210,14 @@ class _Member:
             raise _Left
         if kind in (_Kind.ADD, _Kind.ACCOUNT, _Kind.SUBJECT):
             may_use = self._may_use(kind, statement)
-            if may_use.isdisjoint(cast("Parameters", parameters).values()):
+            named = {each for each in cast("Parameters", parameters).values() if isinstance(each, str)}
+            if may_use.isdisjoint(named) or (kind is _Kind.ADD and not named <= may_use):
                 raise _Left
         self.has_written = self.has_written or not isinstance(statement, Select)
         return cast("Result", self._answer(_Asked(kind, statement, parameters or {})))
 
     def _may_use(self, kind: _Kind, statement: Executable) -> frozenset[str]:
-        """Return the identifiers of which a statement must have one."""
+        """Return the identifiers of which a statement must have one, and must name no others if it adds."""
         if kind is _Kind.SUBJECT:
             lock = self.of.lock
             is_locked = lock is not None and _is_covered(cast("Select[Any]", statement), lock)

@@ -15,7 +15,7 @@ from agentpay_server.database.rows import StaleRowError, lock_of
 from agentpay_server.database.runner import DatabaseUnavailableError, OfAccounts
 from agentpay_server.database.tables import KeyRecord, counters
 from agentpay_server.ledger import accounts, audit, transactions
-from agentpay_server.ledger.apply import Posting, post
+from agentpay_server.ledger.apply import Posting, post, post_all
 from agentpay_server.ledger.idempotency import CLAIMS
 from agentpay_server.operators import store as operators
 from agentpay_server.platform.principals import Principal
@@ -350,6 +350,37 @@ async def test_units_that_only_add_to_an_account_share_it(database, other):
     stores_of = zip(names[30:], [database, other] * 15, strict=True)
     results = await asyncio.gather(*(store.run(of_subject(name), name) for name, store in stores_of))
     assert sorted(results) == list(range(31, 61))
+
+
+async def test_units_that_post_two_accounts_each_share_a_transaction(database, sent):
+    """A payer and a payee, each of them in two units."""
+
+    def pay(connection, payer, payee):
+        amount = IDS.index(payer) + 1
+        both = [Posting(account_id=payer, debit=amount), Posting(account_id=payee, credit=amount)]
+        return set(post_all(connection, both, 1)), connection.execute(TRANSACTION).scalar_one()
+
+    pairs = list(zip(IDS, IDS[1:] + IDS[:1], strict=True))
+    results = await asyncio.gather(
+        *(
+            database.run(OfAccounts(pay, frozenset(each), frozenset((f"s_{each[0]}",)), adds=True), *each)
+            for each in pairs
+        )
+    )
+    assert [accounts_of for accounts_of, _ in results] == [set(pair) for pair in pairs]
+    assert len({transaction for _, transaction in results}) == 1
+    assert [count for text, count in sent if text.startswith("UPDATE accounts")] == [COUNT]
+    balances = [await database.read(accounts.ACCOUNTS.existing, each) for each in IDS]
+    assert [each.balance for each in balances] == [COUNT - 1, *[-1] * (COUNT - 1)]
+
+    # A unit that names the payer only has not locked the payee.
+    results = await asyncio.gather(
+        *(
+            database.run(OfAccounts(pay, frozenset(each[:1]), frozenset((f"s_{each[0]}",)), adds=True), *each)
+            for each in pairs[::2]
+        )
+    )
+    assert len({transaction for _, transaction in results}) == len(results)
 
 
 async def test_units_of_one_subject_run_one_after_the_other(database):

@@ -89,8 +89,8 @@ async def applied(database: Any, what: Outcome[Any], *, now_us: int = 60) -> lis
 
     def unit(connection: Any) -> None:
         def execute(statement: Any, parameters: Any) -> Any:
-            if "of_account" in parameters:
-                written.append(parameters["of_account"])
+            names = parameters if isinstance(parameters, dict) else {}
+            written.extend(names[f"account_{place}"] for place in range(2) if f"account_{place}" in names)
             return connection.execute(statement, parameters)
 
         apply(Unit(SimpleNamespace(execute=execute), context, now_us), what, TX)  # type: ignore[arg-type]
