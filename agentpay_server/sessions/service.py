@@ -73,8 +73,8 @@ def draw(
     The audit trail shows the `action`, its idempotency `key`, and what is `shown` besides.
 
     Returns:
-        The session, and whether to wake the schedulers: to send an event, or to close it in time. None if it
-            is no longer open, or if others have drawn meanwhile what is missing now.
+        The session, and whether to wake the schedulers: to send an event, or to close it earlier than they
+            know. None if it is no longer open, or if others have drawn meanwhile what is missing now.
     """
     context, now_us = unit.context, unit.now_us
     assert session.opened_us is not None  # noqa: S101 - an open session was opened
@@ -109,7 +109,8 @@ def draw(
     )
     outcome = outcomes.charged(drawn, before_micro=before)
     apply(unit, outcome)
-    return drawn, bool(outcome.events) or closes is not None
+    is_earlier = closes is not None and (session.closes_us is None or closes < session.closes_us)
+    return drawn, bool(outcome.events) or is_earlier
 
 
 def charge(

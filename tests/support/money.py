@@ -99,12 +99,17 @@ def held(server: AgentPayServer, address: str) -> int:
 
 def with_svm(server: AgentPayServer, look: Callable[[LiteSVM], T]) -> T:
     """Return what `look` finds in the virtual machine under the chain."""
-    validators.embedded_only("it looks into the virtual machine")
+    return with_chain(server, lambda chain: look(chain._svm))
+
+
+def with_chain(server: AgentPayServer, look: Callable[[EmbeddedChain], T]) -> T:
+    """Return what `look` finds in the embedded chain."""
+    validators.embedded_only("it looks into the embedded chain")
 
     async def work(context: Context) -> T:
         assert isinstance(context.chain, FaultyChain)
         assert isinstance(context.chain.inner, EmbeddedChain)
-        return look(context.chain.inner._svm)
+        return look(context.chain.inner)
 
     return on_owner(server, work)
 

@@ -39,7 +39,6 @@ from agentpay_server.chain.instructions import (
 from agentpay_server.chain.parsing import failure_reason, read_token_account
 from agentpay_server.chain.protocol import ChainFailure, FailureReason, SignatureStatus, TokenAccount
 
-HISTORY_TRANSACTIONS: Final = 4_096
 _PROGRAMS: Final = (SYSTEM_PROGRAM, TOKEN_PROGRAM, TOKEN_2022_PROGRAM, channels.PROGRAM)
 """The owners of all accounts that transactions of this service can change."""
 _TREASURY_LAMPORTS: Final = 10**18
@@ -48,15 +47,18 @@ _NO_ACCOUNT: Final = Account(0, b"", SYSTEM_PROGRAM)
 
 
 def new_machine(channel_program: bytes | None = None) -> LiteSVM:
-    """Return a machine with Solana's programs, and that of payment channels. The caller checks blockhashes.
+    """Return a machine with Solana's programs, and that of payment channels.
+
+    The caller checks blockhashes, and that no message executes twice.
 
     `channel_program` replaces our program of payment channels by another ELF file.
 
     Raises:
         ValueError: it is no program.
     """
-    # The machine's own check knows a single sequence of blockhashes, which cannot be restored.
-    machine = LiteSVM().with_transaction_history(HISTORY_TRANSACTIONS).with_blockhash_check(check=False)
+    # Its checks know one sequence of blockhashes, which cannot be restored, and some thousand signatures,
+    # the oldest of which takes long to forget.
+    machine = LiteSVM().with_transaction_history(0).with_blockhash_check(check=False)
     try:
         machine.add_program(channels.PROGRAM, channel_program or built_program())
     except Exception as error:
@@ -70,19 +72,13 @@ def accounts_of(machine: LiteSVM) -> dict[Pubkey, Account]:
 
 
 def restore_accounts(machine: LiteSVM, accounts: Mapping[Pubkey, Account]) -> None:
-    """Replace all accounts of a machine, and clear its record of executed transactions.
-
-    The caller must bar the messages that executed before the accounts were read, because the machine would
-    execute them again. Later messages may execute again: their effects are undone.
-    """
+    """Replace all accounts of a machine."""
     present = accounts_of(machine)
     for address, account in accounts.items():
         if present.get(address) != account:
             machine.set_account(address, account)
     for address in present.keys() - accounts.keys():
         machine.set_account(address, _NO_ACCOUNT)
-    machine.with_transaction_history(0)
-    machine.with_transaction_history(HISTORY_TRANSACTIONS)
 
 
 def first_accounts(

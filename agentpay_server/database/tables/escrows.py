@@ -18,7 +18,6 @@ from agentpay_server.database.tables.base import KEY, SMALL, UNIQUE, ZERO, Seq, 
     Index("ix_sessions_time", "operator_id", "created_us", "seq"),
     Index("ix_sessions_cap", "operator_id", "cap", "seq"),
     Index("ix_sessions_payee", "operator_id", "to", "seq"),
-    Index("ix_sessions_settlement", "settlement_tx_signature"),
     index_where("closes_us IS NOT NULL", "ix_sessions_closes", "closes_us"),
     index_where(
         "payee_created_us IS NOT NULL", "ix_sessions_payee_created", "account_id", "payee_created_us"

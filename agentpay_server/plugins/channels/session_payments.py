@@ -92,12 +92,12 @@ def pay_by_voucher(
     principal: Principal,
     request: AuthorizePayment,
     selected: Purchase,
-) -> tuple[Channel, VoucherRecord] | None:
+) -> tuple[Channel, VoucherRecord, bool] | None:
     """Add a request's price to what the seller of a session can claim, and store the voucher.
 
     Returns:
-        The channel, and the voucher to sign. None if the request must start over, because the session is no
-            longer open, or the pin or the key's claims are not as they were read.
+        The channel, the voucher, and whether to wake the schedulers. None if the request must start over,
+            because the session is no longer open, or the pin or the key's claims are not as they were read.
 
     Raises:
         Problem: a refusal; `chain_unavailable` if signing is suspended for the account;
@@ -176,7 +176,7 @@ def _recipient(unit: Unit, owner: str) -> Recipient:
 
 def _stored(
     unit: Unit, principal: Principal, request: AuthorizePayment, selected: Purchase, channel: Channel
-) -> tuple[Channel, VoucherRecord] | None:
+) -> tuple[Channel, VoucherRecord, bool] | None:
     connection, offer, key = unit.connection, selected.offer, selected.key
     amount, charge_id = offer.terms.amount_micro, unit.context.identifiers.new(identifiers.CHARGE)
     drawn = draw(
@@ -190,7 +190,7 @@ def _stored(
     )
     if drawn is None:
         return None
-    session, _ = drawn
+    session, must_wake = drawn
     voucher = VoucherRecord(
         charge_id=charge_id,
         session_id=session.session_id,
@@ -214,7 +214,7 @@ def _stored(
         in_flight_until_us=real_now_us() + IN_FLIGHT_US,
         newest_challenge=json.dumps(offer.echo),
     )
-    return Channel(session=session, record=record), voucher
+    return Channel(session=session, record=record), voucher, must_wake
 
 
 def report_voucher(
@@ -253,23 +253,24 @@ def report_voucher(
         after={"status_code": request.status_code},
     )
     if found.record.in_flight == charge_id and is_first:
-        _count(connection, found, request.status_code, now_us)
-        found = channel_store.of_session(connection, voucher.session_id)
+        found = _count(connection, found, request.status_code, now_us)
     return found, voucher
 
 
-def _count(connection: Connection, found: Channel, status_code: int, now_us: int) -> None:
+def _count(connection: Connection, found: Channel, status_code: int, now_us: int) -> Channel:
     # A seller that keeps a voucher and serves nothing may as well claim to have failed.
     is_refused = status_code == _REFUSED or status_code >= _SERVER_ERROR
     refusals = found.record.refusals + 1 if is_refused else 0
     channel = CHANNELS.changed(
         connection, found.record, in_flight=None, in_flight_until_us=None, refusals=refusals
     )
-    if refusals >= MAX_REFUSALS:
-        # Due at once, whatever this server's clock says.
-        due_us, reason = channel.created_us, ClosingReason.PAYEE_REFUSES
-        closed = Owned(owner=found.session, channel=channel)
-        to_closing(connection, closed, now_us=now_us, due_us=due_us, force_us=due_us, reason=reason)
+    if refusals < MAX_REFUSALS:
+        return Channel(session=found.session, record=channel)
+    # Due at once, whatever this server's clock says.
+    due_us, reason = channel.created_us, ClosingReason.PAYEE_REFUSES
+    closed = Owned(owner=found.session, channel=channel)
+    to_closing(connection, closed, now_us=now_us, due_us=due_us, force_us=due_us, reason=reason)
+    return channel_store.of_session(connection, channel.owner_id)
 
 
 class SessionPayments:
@@ -329,14 +330,14 @@ class SessionPayments:
         channel, voucher = await self._database.run(
             report_voucher, self._context, principal, charge_id, request
         )
-        self._context.wakeup.set()
+        if channel.session.status != SessionStatus.OPEN:
+            self._context.wakeup.set()
         return step_of(channel, voucher=voucher, amount_micro=voucher.amount, header=None)
 
     async def report_previous(self, principal: Principal, report: VoucherReport) -> None:
         """Store the seller's response to an earlier voucher; that of an unknown one is ignored."""
         with contextlib.suppress(Problem):
-            await self._database.run(report_voucher, self._context, principal, report.charge_id, report)
-            self._context.wakeup.set()
+            await self.report(principal, report.charge_id, report)
 
     # --- Vouchers
 
@@ -364,8 +365,10 @@ class SessionPayments:
         if paid is None:
             return None
         failpoint(Operation.VOUCHER, Step.POSTED)
-        self._context.wakeup.set()
-        step = self._voucher_step(*paid, selected)
+        channel, voucher, must_wake = paid
+        if must_wake:
+            self._context.wakeup.set()
+        step = self._voucher_step(channel, voucher, selected)
         failpoint(Operation.VOUCHER, Step.SIGNED)
         return step
 

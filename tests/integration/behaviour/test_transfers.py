@@ -7,8 +7,6 @@ import money
 import pytest
 import validators
 from server_world import Funded
-from solders.signature import Signature
-from solders.transaction_metadata import TransactionMetadata
 
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer, Settings
@@ -16,9 +14,9 @@ from agentpay_server import AgentPayServer, Settings
 
 def memo_on_chain(server: AgentPayServer, signature: str) -> str:
     """Return the text of the memo instruction, as the chain logged it."""
-    found = money.with_svm(server, lambda svm: svm.get_transaction(Signature.from_string(signature)))
-    assert isinstance(found, TransactionMetadata)
-    lines = found.logs()
+    executed = money.with_chain(server, lambda chain: chain.history.get(signature))
+    assert executed is not None
+    lines = executed.meta.logs()
     (start,) = (number for number, line in enumerate(lines) if line.startswith("Program log: Memo (len"))
     return lines[start + 1].removeprefix("Program log: ")
 

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
@@ -22,7 +21,6 @@ from solders.transaction import VersionedTransaction
 from agentpay_lab.simulation.sellers import second_signature
 from agentpay_server.chain import instructions, transactions
 from agentpay_server.chain.custody import MAX_TRANSACTION_BYTES, TREASURY, sign_transaction, spending_key
-from agentpay_server.chain.embedded import virtual_machine as machine
 from agentpay_server.chain.embedded.blocks import BLOCK_US
 from agentpay_server.chain.protocol import FailureReason, SignatureStatus, SignedTransaction
 
@@ -97,12 +95,7 @@ def test_a_failure_stays_a_failure_when_its_cause_is_gone(world: World) -> None:
 # --- At most once
 
 
-def test_the_same_bytes_execute_once_even_when_the_chain_history_is_too_short_for_its_blockhash(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(machine, "HISTORY_TRANSACTIONS", 4)
-    monkeypatch.setattr(machine, "_spare", deque())
-    world = World()
+def test_the_same_bytes_execute_once_however_many_transactions_have_landed_since(world: World) -> None:
     world.account(1, 10)
     recipient = world.account(2)
     transaction = world.transfer(1, recipient, 3)

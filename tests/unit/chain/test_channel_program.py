@@ -14,7 +14,6 @@ from solders.keypair import Keypair
 from solders.message import Message
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
-from solders.transaction_metadata import TransactionMetadata
 
 from agentpay_server.chain import instructions
 from agentpay_server.chain.channels import codecs
@@ -73,8 +72,9 @@ class Channels:
         signers = message.account_keys[: message.header.num_required_signatures]
         transaction = VersionedTransaction(message, [KEYPAIRS[key] for key in signers])
         run(self.world.chain.send(bytes(transaction)))
-        result = self.world.svm.get_transaction(transaction.signatures[0])
-        self.units = result.compute_units_consumed() if isinstance(result, TransactionMetadata) else 0
+        executed = self.world.chain.history.get(str(transaction.signatures[0]))
+        assert executed is not None
+        self.units = executed.meta.compute_units_consumed()
         status = run(self.world.chain.signature_status(str(transaction.signatures[0])))
         assert status is not None
         return None if status.failure is None else status.failure.detail

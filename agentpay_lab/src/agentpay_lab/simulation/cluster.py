@@ -359,7 +359,7 @@ class SimulatedCluster:
         result = self._machine.send_transaction(transaction)
         error = None
         if isinstance(result, FailedTransactionMetadata):
-            if self._machine.get_transaction(transaction.signatures[0]) is None:
+            if result.meta().signature() != transaction.signatures[0]:
                 return  # Its fee payer has no SOL, or similar: no block accepts it.
             error = _json_error(result)
         landing = LandedTransaction(
@@ -474,9 +474,6 @@ class SimulatedCluster:
         landing = self._order.pop()
         signature = landing.about.signature
         del self.landings[signature]
-        # The machine forgets it, so that it can land again.
-        self._machine.with_transaction_history(0)
-        self._machine.with_transaction_history(machine.HISTORY_TRANSACTIONS)
         for address, account in landing.undo.items():
             missing = Account(0, b"", instructions.SYSTEM_PROGRAM)
             restored = missing if account is None else Account.from_bytes(account)
