@@ -18,6 +18,8 @@ from agentpay_server.database.runner import DatabaseClosedError
 from agentpay_server.database.tables import metadata
 from agentpay_server.platform.capturing import Restore
 
+_CACHE_KIB: Final = 250
+
 CACHED_STATEMENTS: Final = 512
 """Number of statements that a connection keeps parsed: more than a server uses."""
 
@@ -139,7 +141,7 @@ class MemoryDatabase:
         self._driver = sqlite3.connect(
             ":memory:", isolation_level=None, check_same_thread=False, cached_statements=CACHED_STATEMENTS
         )
-        self._driver.deserialize(_template())
+        self._load(_template())
         self._connection = SqliteConnection(self._driver)
         self._is_open = True
 
@@ -179,9 +181,14 @@ class MemoryDatabase:
 
         def restore() -> None:
             self._check()
-            self._driver.deserialize(pages)
+            self._load(pages)
 
         return restore
+
+    def _load(self, pages: bytes) -> None:
+        self._driver.deserialize(pages)
+        # The pages are in memory anyway. A commit after the split of a b-tree looks at each cached one.
+        self._driver.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
 
     async def close(self) -> None:
         """Close the connection and discard all data."""
