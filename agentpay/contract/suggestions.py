@@ -3,8 +3,6 @@
 from collections.abc import Collection
 from typing import Final
 
-from attrs import frozen
-
 SIMILAR_FROM: Final = 0.7
 """How similar names must be, up to 1, for one to be suggested instead of the other."""
 
@@ -18,27 +16,12 @@ def similar_to(name: str, known: Collection[str]) -> str | None:
 
 def no_attribute(owner: object, name: str, known: Collection[str]) -> AttributeError:
     """Return the error for an attribute that an object does not have."""
-    return AttributeError(_NoAttribute(type(owner).__name__, name, tuple(known)))
-
-
-@frozen(repr=False)
-class _NoAttribute:
-    """A message that is composed when it is read: `hasattr`, and `getattr` with a default, never read it."""
-
-    owner: str
-    name: str
-    known: tuple[str, ...]
-
-    def __str__(self) -> str:
-        problem = f"{self.owner!r} object has no attribute {self.name!r}"
-        # The last part of `console.search`, or a word of it, as in `amount_usdc`.
-        last = {each: each.rpartition(".")[2] for each in self.known}
-        near = [each for each in self.known if self.name in (last[each], *last[each].split("_"))]
-        if not near and (like := similar_to(self.name, self.known)) is not None:
-            near = [like]
-        if near:
-            return f"{problem}; did you mean {' or '.join(near)}?"
-        return f"{problem}; it has {', '.join(self.known)}"
-
-    def __repr__(self) -> str:
-        return repr(str(self))
+    problem = f"{type(owner).__name__!r} object has no attribute {name!r}"
+    # The last part of `console.search`, or a word of it, as in `amount_usdc`.
+    last = {each: each.rpartition(".")[2] for each in known}
+    near = [each for each in known if name in (last[each], *last[each].split("_"))]
+    if not near and (like := similar_to(name, known)) is not None:
+        near = [like]
+    if near:
+        return AttributeError(f"{problem}; did you mean {' or '.join(near)}?")
+    return AttributeError(f"{problem}; it has {', '.join(known)}")
