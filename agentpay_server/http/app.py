@@ -375,7 +375,8 @@ class Application:
             stream = await exported(endpoint, kind, given[-1], read)
             return Reply(status=200, stream=stream, stream_type=f"{kind}; charset=utf-8".encode("ascii"))
         reply = await route.answer(services.context.tasks, service, arguments)
-        trace.transfer_id = getattr(reply.model, "transfer_id", None)
+        if hasattr(type(reply.model), "transfer_id"):
+            trace.transfer_id = getattr(reply.model, "transfer_id")  # noqa: B009 - of any model
         return reply
 
 
