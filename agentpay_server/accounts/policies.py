@@ -118,19 +118,20 @@ class Policies:
         return await self._set_all(principal, RESUME_ALL.name, paused=False)
 
     async def _set_all(self, principal: Principal, action: str, *, paused: bool) -> PausedAccounts:
-        database, operator_id, changed = self._context.database, principal.operator_id, 0
-        # Some at a time: other work on these accounts waits for the commit. What was interrupted is repeated.
-        while found := await database.read(store.to_pause, operator_id, _PAUSED_AT_ONCE, paused=paused):
-            changed += await database.run(self._set_some, principal, found, action, paused=paused)
+        database, operator_id, changed, seq = self._context.database, principal.operator_id, 0, 0
+        # Some at a time, because other work on these accounts waits for the commit.
+        while found := await database.read(store.to_pause, operator_id, seq, _PAUSED_AT_ONCE, paused=paused):
+            seq, ids = found[-1].seq, sorted(each.account_id for each in found)
+            changed += await database.run(self._set_some, principal, ids, action, paused=paused)
         # The records of the policies are due.
         self._context.wakeup.set()
         return PausedAccounts(changed=changed, paused=await database.read(store.paused_accounts, operator_id))
 
     def _set_some(
-        self, connection: Connection, principal: Principal, found: list[str], action: str, *, paused: bool
+        self, connection: Connection, principal: Principal, ids: list[str], action: str, *, paused: bool
     ) -> int:
         changed = 0
-        for account_id in found:
+        for account_id in ids:
             account = account_store.ACCOUNTS.existing(connection, account_id, lock=True)
             # Not if it was paused, or resumed, meanwhile.
             if not account.paused if paused else account.paused_with_all:

@@ -349,7 +349,7 @@ class ServedRequest(Model):
 
 @frozen(kw_only=True)
 class PausedAccounts(Model):
-    """What pausing or resuming all accounts has changed.
+    """The number of accounts that a pause of all, or its end, has changed.
 
     Attributes:
         changed: number of accounts that this request has paused or resumed.

@@ -124,7 +124,7 @@ audit: Final = table_of(AuditRecord)
     Index("ix_accounts_name", "operator_id", "name"),
     Index("ix_accounts_handle", "operator_id", "handle"),
     index_where("suspended_us IS NOT NULL", "ix_accounts_suspended", "suspended_us"),
-    index_where("paused_with_all", "ix_accounts_paused_with_all", "operator_id", "account_id"),
+    index_where("paused_with_all", "ix_accounts_paused_with_all", "operator_id", "seq"),
 )
 @frozen
 class AccountRecord:

@@ -1,4 +1,4 @@
-"""Pausing all accounts of an operator, and resuming those that this has paused (CO20)."""
+"""Pausing all accounts of an operator, and resuming those that this has paused (CO30)."""
 
 import threading
 
@@ -84,7 +84,7 @@ def test_each_change_is_in_the_audit_trail_and_on_chain(
             False,
             True,
         )
-    server.clock.advance(1)
+    server.sandbox.clock.advance(1)
     records = [client.console.details(each).policy_record for each in fleet]
     assert [record and record.version for record in records] == [2, 2, 2]
 
