@@ -19,6 +19,7 @@ from agentpay.contract.errors import Refusal as Refusal
 from agentpay.contract.ext.console import AccountDetails as AccountDetails
 from agentpay.contract.ext.console import AuditEntry as AuditEntry
 from agentpay.contract.ext.console import ConsoleSummary as ConsoleSummary
+from agentpay.contract.ext.console import PausedAccounts as PausedAccounts
 from agentpay.contract.ext.console import PolicyRecordView as PolicyRecordView
 from agentpay.contract.ext.console import PolicyRule as PolicyRule
 from agentpay.contract.ext.console import ServedRequest as ServedRequest

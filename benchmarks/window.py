@@ -33,6 +33,7 @@ def _filled(count: int) -> tuple[MemoryDatabase, AccountRecord]:
                 usdc_token_account="t",
                 policy="{}",
                 paused=False,
+                paused_with_all=False,
                 policy_version=1,
                 policy_updated_us=0,
                 spent_total=count,

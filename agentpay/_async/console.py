@@ -10,7 +10,13 @@ from agentpay._async.resource import AsyncResource
 from agentpay._calls.options import CallOptions
 from agentpay.contract.choices import AccountSort, AccountStatus
 from agentpay.contract.ext import console, search, sign_in
-from agentpay.contract.ext.console import AccountDetails, AuditEntry, ConsoleSummary, ServedRequest
+from agentpay.contract.ext.console import (
+    AccountDetails,
+    AuditEntry,
+    ConsoleSummary,
+    PausedAccounts,
+    ServedRequest,
+)
 from agentpay.contract.ext.search import SearchResult, SpendPeriod, SpendReport
 from agentpay.contract.ext.sign_in import ConsoleKey, SignInCode
 
@@ -185,6 +191,27 @@ class AsyncConsole(AsyncResource):
             NotFoundError: no such account of this operator.
         """
         return await self._call(console.UNBLOCK_ACCOUNT, locals(), options)
+
+    async def pause_all(self, **options: Unpack[CallOptions]) -> PausedAccounts:
+        """Pause all accounts of the operator: nothing more is paid from any, from the next request on.
+
+        Accounts that are created afterwards are not paused. An interrupted call may have paused some accounts
+        only: call it again.
+
+        Args:
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+        """
+        return await self._call(console.PAUSE_ALL, locals(), options)
+
+    async def resume_all(self, **options: Unpack[CallOptions]) -> PausedAccounts:
+        """Resume the accounts that `pause_all` has paused.
+
+        An account that was paused before `pause_all`, or that was resumed since, stays as it is.
+
+        Args:
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+        """
+        return await self._call(console.RESUME_ALL, locals(), options)
 
     async def create_sign_in_code(self, **options: Unpack[CallOptions]) -> SignInCode:
         """Create a code that signs in to the console once, within 10 minutes.

@@ -123,6 +123,28 @@ accounts: Final = group(
         progress="Unblocking {account_id}",
         makes="Unblocked",
     ),
+    command(
+        "pause-all",
+        """Pause all accounts: nothing more is paid from any.
+
+        Accounts that are created afterwards are not paused.
+        """,
+        call=lambda client: client.console.pause_all,
+        asks=lambda _client: "Pause all accounts?",
+        progress="Pausing",
+        makes="Accounts",
+    ),
+    command(
+        "resume-all",
+        """Resume the accounts that pause-all has paused.
+
+        An account that was paused before, or resumed since, stays as it is.
+        """,
+        call=lambda client: client.console.resume_all,
+        asks=lambda _client: "Resume these accounts?",
+        progress="Resuming",
+        makes="Accounts",
+    ),
 )
 
 

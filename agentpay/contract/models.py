@@ -18,10 +18,10 @@ from agentpay.contract.suggestions import no_attribute
 M = TypeVar("M", bound="Model")
 
 _IN_TYPES: Final = (
-    "AccountDetails AuditEntry ConsoleKey ConsoleSummary DeliveryAttempt NewSecret PaymentHeader "
-    "PaymentOutcome PaymentSplit PinnedSeller PolicyRecordView PolicyRule Refusal ReplayedDeliveries "
-    "SearchResult ServedRequest SessionStep SignInCode SpendEntry SpendReport Suspension WebhookDetails "
-    "WebhookHealth"
+    "AccountDetails AuditEntry ConsoleKey ConsoleSummary DeliveryAttempt NewSecret PausedAccounts "
+    "PaymentHeader PaymentOutcome PaymentSplit PinnedSeller PolicyRecordView PolicyRule Refusal "
+    "ReplayedDeliveries SearchResult ServedRequest SessionStep SignInCode SpendEntry SpendReport Suspension "
+    "WebhookDetails WebhookHealth"
 )
 _HOMES: Final = {
     "agentpay.contract.events": "agentpay.webhooks",

@@ -46,6 +46,8 @@ FEATURE: Final[Feature[AccountServices]] = Feature(
         "console.unblock": Route(200, lambda s: s.accounts.unblock),
         "accounts.transactions": Route(200, lambda s: s.history.list),
         "accounts.history": Route(200, lambda s: s.history.list_all),
+        "console.pause_all": Route(200, lambda s: s.policies.pause_all, is_owned=True),
+        "console.resume_all": Route(200, lambda s: s.policies.resume_all, is_owned=True),
         "policies.get": Route(_policy, lambda s: s.policies.get),
         "policies.put": Route(_policy, lambda s: s.policies.put, is_owned=True),
     },

@@ -15,9 +15,12 @@ import math
 from functools import partial
 from typing import Final
 
+from attrs import evolve
+
 from agentpay.contract import codec
 from agentpay.contract.endpoints import PUT_POLICY
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.ext.console import PAUSE_ALL, RESUME_ALL, PausedAccounts
 from agentpay.contract.policies import POLICY_FIELDS, AccountPolicy, Policy, PolicyChange
 from agentpay_server.accounts import store
 from agentpay_server.chain import transactions
@@ -102,9 +105,52 @@ class Policies:
                 ErrorCode.PRECONDITION_FAILED,
                 "The policy has changed since the version in If-Match.",
             )
-        before = stored_policy(account.policy)
         is_merge = self._context.settings.policy_update is PolicyUpdate.MERGE
-        after = change.applied_to(before if is_merge else Policy())
+        after = change.applied_to(stored_policy(account.policy) if is_merge else Policy())
+        return self._change(connection, principal, account, after, PUT_POLICY.name)
+
+    async def pause_all(self, principal: Principal) -> PausedAccounts:
+        """Pause all accounts of the operator."""
+        return await self._set_all(principal, PAUSE_ALL.name, paused=True)
+
+    async def resume_all(self, principal: Principal) -> PausedAccounts:
+        """Resume the accounts that `pause_all` has paused."""
+        return await self._set_all(principal, RESUME_ALL.name, paused=False)
+
+    async def _set_all(self, principal: Principal, action: str, *, paused: bool) -> PausedAccounts:
+        database, operator_id, changed, seq = self._context.database, principal.operator_id, 0, 0
+        # Some at a time, because other work on these accounts waits for the commit.
+        while found := await database.read(store.to_pause, operator_id, seq, _PAUSED_AT_ONCE, paused=paused):
+            seq, ids = found[-1].seq, sorted(each.account_id for each in found)
+            changed += await database.run(self._set_some, principal, ids, action, paused=paused)
+        # The records of the policies are due.
+        self._context.wakeup.set()
+        return PausedAccounts(changed=changed, paused=await database.read(store.paused_accounts, operator_id))
+
+    def _set_some(
+        self, connection: Connection, principal: Principal, ids: list[str], action: str, *, paused: bool
+    ) -> int:
+        changed = 0
+        for account_id in ids:
+            account = account_store.ACCOUNTS.existing(connection, account_id, lock=True)
+            # Not if it was paused, or resumed, meanwhile.
+            if not account.paused if paused else account.paused_with_all:
+                after = evolve(stored_policy(account.policy), paused=paused)
+                self._change(connection, principal, account, after, action, with_all=paused)
+                changed += 1
+        return changed
+
+    def _change(
+        self,
+        connection: Connection,
+        principal: Principal,
+        account: AccountRecord,
+        after: Policy,
+        action: str,
+        *,
+        with_all: bool = False,
+    ) -> AccountRecord:
+        before = stored_policy(account.policy)
         if after == before:
             return account
         now_us = self._context.clock.now_us()
@@ -113,6 +159,7 @@ class Policies:
             account,
             policy=canonical_policy(after),
             paused=after.paused,
+            paused_with_all=after.paused and (with_all or account.paused_with_all),
             policy_version=account.policy_version + 1,
             policy_updated_us=now_us,
         )
@@ -120,8 +167,8 @@ class Policies:
         audit.record(
             connection,
             principal,
-            action=PUT_POLICY.name,
-            subject=account_id,
+            action=action,
+            subject=account.account_id,
             now_us=now_us,
             before=codec.unstructure(before),
             after=codec.unstructure(after),
@@ -167,6 +214,7 @@ def _matches(if_match: str, etag: str) -> bool:
 
 
 _BATCH: Final = 100
+_PAUSED_AT_ONCE: Final = 25
 _LONGEST_PAUSE_US: Final = 300 * SECOND_US
 _WAIT_SECONDS: Final = 1.0
 _MOST_SIGNATURES: Final = 3

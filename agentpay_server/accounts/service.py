@@ -303,6 +303,7 @@ class Accounts:
             usdc_token_account=associated_token_address(address, context.chain.usdc_mint),
             policy=canonical_policy(Policy()),
             paused=False,
+            paused_with_all=False,
             policy_version=1,
             policy_updated_us=now_us,
             spent_total=0,

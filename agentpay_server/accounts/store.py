@@ -6,16 +6,19 @@ from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     ColumnElement,
     Select,
     String,
     bindparam,
     exists,
+    false,
     func,
     literal_column,
     not_,
     or_,
     select,
+    true,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -77,6 +80,36 @@ def claim(context: Context, connection: Connection, operator_id: str) -> None:
                 retry_after_seconds=math.ceil((earlier.created_us + DAY_US - now_us) / SECOND_US),
             )
     CLAIMS.insert(connection, ClaimRecord(operator_id, number, now_us))
+
+
+# Pausing all accounts, and resuming those that this has paused.
+
+_OWN: Final = accounts.c.operator_id == bindparam("operator_id")
+# Literals in the SQL text, as in the partial index.
+_IS_WITH_ALL: Final = literal_column("paused_with_all", Boolean())
+_PAUSED: Final = select(func.count()).where(_OWN, accounts.c.paused == true())
+_TO_CHANGE: Final = {
+    paused: select(accounts)
+    .where(_OWN, condition, accounts.c.seq > bindparam("after"))
+    .order_by(accounts.c.seq)
+    .limit(bindparam("count"))
+    for paused, condition in ((True, accounts.c.paused == false()), (False, _IS_WITH_ALL))
+}
+
+
+def to_pause(
+    connection: Connection, operator_id: str, after: int, count: int, *, paused: bool
+) -> list[AccountRecord]:
+    """Return up to `count` accounts, above a sequence number, that are not paused yet.
+
+    With `paused=False`, those that were paused with all.
+    """
+    return ACCOUNTS.all(connection, _TO_CHANGE[paused], operator_id=operator_id, after=after, count=count)
+
+
+def paused_accounts(connection: Connection, operator_id: str) -> int:
+    """Return how many accounts of an operator are paused."""
+    return int(connection.execute(_PAUSED, {"operator_id": operator_id}).scalar_one())
 
 
 # When to write the records of policies (interface PO12).

@@ -48,6 +48,10 @@ accounts policy $A --max-single-transfer none --allow-any --pause
     "allowed_counterparties": null, "require_memo": false, ${kept}, "paused": true}
 accounts unblock $A
     POST /ext/v1/console/accounts/$A/allow-signing
+accounts pause-all
+    POST /ext/v1/console/accounts/pause
+accounts resume-all
+    POST /ext/v1/console/accounts/resume
 budget $A
     GET /ext/v1/accounts/$A/budget
 whoami

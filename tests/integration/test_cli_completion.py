@@ -60,7 +60,10 @@ def said(home: Path, shell: str, script: str) -> str:
 
 CASES = [
     (["agentpay", "acc"], {"accounts"}),
-    (["agentpay", "accounts", ""], {"create", "fund", "get", "history", "list", "policy", "unblock"}),
+    (
+        ["agentpay", "accounts", ""],
+        {"create", "fund", "get", "history", "list", "pause-all", "policy", "resume-all", "unblock"},
+    ),
     (["agentpay", "listen", "--events", "transfer.settled,esc"], {"transfer.settled,escalation.required"}),
     (["agentpay", "whoami", "--profile", "st"], {"staging"}),
     (["agentpay-server", "dem"], {"demo"}),

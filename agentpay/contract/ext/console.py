@@ -347,6 +347,21 @@ class ServedRequest(Model):
     key_account_id: str | None
 
 
+@frozen(kw_only=True)
+class PausedAccounts(Model):
+    """The number of accounts that a pause of all, or its end, has changed.
+
+    Attributes:
+        changed: number of accounts that this request has paused or resumed.
+        paused: number of the operator's accounts that are paused now.
+    """
+
+    _example: ClassVar = {"changed": 11, "paused": 12}
+
+    changed: int
+    paused: int
+
+
 class AccountSort(StrEnum):
     """An order of accounts; with `-`, the largest or last comes first. Equal accounts are newest first."""
 
@@ -470,6 +485,27 @@ UNBLOCK_ACCOUNT: Final = Endpoint(
     responses={200: AccountDetails},
     summary="Unblock an account after its history has been compared with the chain.",
 )
+PAUSE_ALL: Final = Endpoint(
+    name="console.pause_all",
+    method="POST",
+    path=EXTENSIONS + "/console/accounts/pause",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    responses={200: PausedAccounts},
+    summary="Pause all accounts of the operator.",
+    description="Each account is changed as by its policy, and the change is in the audit trail. If the "
+    "request is interrupted, some accounts are paused and others are not: repeat it.",
+)
+RESUME_ALL: Final = Endpoint(
+    name="console.resume_all",
+    method="POST",
+    path=EXTENSIONS + "/console/accounts/resume",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    responses={200: PausedAccounts},
+    summary="Resume the accounts that `pause` of all accounts has paused.",
+    description="An account that was paused before, or that was resumed since, stays as it is.",
+)
 LIST_HISTORY: Final = Endpoint(
     name="accounts.history",
     method="GET",
@@ -498,6 +534,8 @@ CONSOLE_ENDPOINTS: Final = (
     LIST_ACCOUNT_DETAILS,
     GET_ACCOUNT_DETAILS,
     UNBLOCK_ACCOUNT,
+    PAUSE_ALL,
+    RESUME_ALL,
     LIST_HISTORY,
     LIST_AUDIT,
     GET_SUMMARY,

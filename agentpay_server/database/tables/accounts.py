@@ -124,6 +124,7 @@ audit: Final = table_of(AuditRecord)
     Index("ix_accounts_name", "operator_id", "name"),
     Index("ix_accounts_handle", "operator_id", "handle"),
     index_where("suspended_us IS NOT NULL", "ix_accounts_suspended", "suspended_us"),
+    index_where("paused_with_all", "ix_accounts_paused_with_all", "operator_id", "seq"),
 )
 @frozen
 class AccountRecord:
@@ -142,6 +143,8 @@ class AccountRecord:
     # The policy as canonical JSON. `paused` copies one of its fields, for filters.
     policy: str
     paused: bool
+    # Whether a pause of all accounts has paused it, so that resuming all resumes it.
+    paused_with_all: bool
     policy_version: int
     policy_updated_us: int
     # Running total of the account's spends, and the time of the newest (ledger/spending.py).

@@ -35,7 +35,7 @@ export const overview = ({ asked }) => [
 		// Test money's treasury never runs dry.
 		!me.is_test_money && tile("overview", "Treasury, SOL", it.treasury_lamports === null ? "–" : SOL.format(it.treasury_lamports / 1e9)))),
 	spending(asked),
-	h("div.head", h("h2.grow", "Accounts"), newAccount()),
+	h("div.head", h("h2.grow", "Accounts"), pausingAll("Resume all", "Those that “Pause all” has paused can pay again.", "resume", ""), pausingAll("Pause all", "Transfers of all accounts are refused from now on.", "pause", "danger"), newAccount()),
 	list({
 		path: "/console/accounts", exports: "accounts",
 		query: { by: "", sort: SORTS.includes((asked.sort ?? "").replace("-", "")) ? asked.sort : "" },
@@ -164,6 +164,11 @@ function pausing({ account_id: id, name, policy: { paused } }) {
 	return change(label, effect, () => put(id, { paused: !paused }).then(() => `${name} is ${paused ? "active" : "paused"}.`),
 		{ title: `${label} ${plain(name)}?`, action: label, look: paused ? "" : "danger" });
 }
+
+const pausingAll = (label, effect, action, look) => change(label, effect, async () => {
+	const { changed, paused } = await post(`/console/accounts/${action}`);
+	return `${changed} accounts ${action}d; ${paused} are paused now.`;
+}, { look });
 
 const lines = (text) => text.split(/[\n,]/).map((each) => each.trim()).filter(Boolean);
 

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     # PostgreSQL's driver is an optional extra.
     from agentpay_server.plugins.postgres.database import PostgresDatabase
 
-HEAD: Final = "0103"
+HEAD: Final = "0104"
 """The newest migration."""
 
-_DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 103))
-"""Schemas of versions that were never released. None of them can be upgraded to the first migration, 0103."""
+_DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 104))
+"""Schemas of versions that were never released. None of them can be upgraded to the first migration, 0104."""
 
 _FILE_VERSION_TABLE: Final = "alembic_version"
 

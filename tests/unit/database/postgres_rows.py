@@ -38,6 +38,7 @@ def put_account(connection):
             usdc_token_account="token",
             policy="{}",
             paused=False,
+            paused_with_all=False,
             policy_version=1,
             policy_updated_us=0,
             spent_total=0,

@@ -50,6 +50,7 @@ def account(account_id: str, operator_id: str) -> AccountRecord:
         usdc_token_account=f"token {account_id}",
         policy="{}",
         paused=False,
+        paused_with_all=False,
         policy_version=1,
         policy_updated_us=1,
         spent_total=100,

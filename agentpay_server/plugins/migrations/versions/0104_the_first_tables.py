@@ -3,7 +3,7 @@
 Nothing runs it: an empty database gets the declared tables, and no database is older.
 """
 
-revision = "0103"
+revision = "0104"
 down_revision = None
 
 
