@@ -17,15 +17,12 @@ from typing import IO, Any, Final, TextIO
 import attrs
 import click
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from agentpay.cli import FAILED, UNWRITTEN
 from agentpay.cli.commands import Column
 from agentpay.cli.tables import lines, styled
 from agentpay.contract import codec
-from agentpay.contract.csv_text import CsvPrinter
-from agentpay.contract.events import Event
 from agentpay.contract.printable import printable
 from agentpay.errors import AgentPayError
 
@@ -136,6 +133,9 @@ class Output:
 
     def csv(self, models: Iterable[Any], *, empty: str) -> None:
         """Print a list of models as CSV while it is read. One that breaks off exits with 3."""
+        from agentpay.contract.csv_text import CsvPrinter
+        from agentpay.contract.events import Event
+
         printed, printer = 0, None
         try:
             for model in models:
@@ -162,6 +162,8 @@ class Output:
         self, columns: Sequence[Column], *, empty: str, is_wide: bool
     ) -> Iterator[Callable[[Sequence[object], str], None]]:
         """Let the block redraw a list in the same place, with a line of text below it."""
+        from rich.live import Live
+
         with Live(console=self._out, auto_refresh=False) as live:
 
             def draw(models: Sequence[object], below: str) -> None:
