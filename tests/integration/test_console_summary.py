@@ -6,10 +6,11 @@ import attrs
 import bounds
 import money
 import pytest
+from server_world import START
 
 from agentpay import AgentPay, AgentPayError, PermissionDeniedError
 from agentpay.contract.ext.console import ConsoleSummary
-from agentpay_server import AgentPayServer, Sandbox
+from agentpay_server import AgentPayServer, Sandbox, Settings
 
 
 def counted(server: AgentPayServer) -> dict[str, int]:
@@ -93,26 +94,28 @@ def test_the_treasury_is_measured_and_lasts_so_many_days(server: AgentPayServer,
     assert seen(0)[2]
 
 
-def test_what_is_not_well_is_named(server: AgentPayServer, client: AgentPay) -> None:
-    payer, payee = (client.accounts.create(name=name) for name in ("Payer", "Payee"))
-    server.sandbox.fund(payer.account_id, "10")
-    client.policies.update(payer.account_id, escalation_threshold=5)
-    client.transfers.create(from_=payer.account_id, to=payee.account_id, amount=5)
-    client.policies.pause(payee.account_id)
-    # What an operator has asked for is no trouble.
-    assert client.console.summary().needs_attention == ()
-    server.scenario("undelivered_webhook")
-    assert client.console.summary().needs_attention == ("undelivered_deliveries",)
-    server.sandbox.set_fault("chain_never_lands")
-    client.policies.update(payer.account_id, escalation_threshold=None)
-    with suppress(AgentPayError):
-        client.transfers.create(from_=payer.account_id, to=payee.account_id, amount=1)
-    assert client.console.summary().stuck_settlements == 0
-    server.sandbox.set_fault("chain_down")
-    server.sandbox.clock.advance(minutes=11)
-    found = client.console.summary()
-    assert (found.stuck_settlements, found.is_chain_reachable) == (1, False)
-    assert found.needs_attention == ("chain", "undelivered_deliveries", "stuck_settlements")
+def test_what_is_not_well_is_named() -> None:
+    with AgentPayServer(clock=START, settings=Settings(settlement_wait_seconds=0.05)) as server:
+        client = server.client()
+        payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
+        server.sandbox.fund(payer, "10")
+        client.policies.update(payer, escalation_threshold=5)
+        client.transfers.create(from_=payer, to=payee, amount=5)
+        client.policies.pause(payee)
+        # What an operator has asked for is no trouble.
+        assert client.console.summary().needs_attention == ()
+        server.scenario("undelivered_webhook")
+        assert client.console.summary().needs_attention == ("undelivered_deliveries",)
+        server.sandbox.set_fault("chain_never_lands")
+        with suppress(AgentPayError):
+            client.transfers.create(from_=payer, to=payee, amount=1, max_retries=0)
+        assert client.console.summary().stuck_settlements == 0
+        server.sandbox.set_fault("chain_down")
+        server.sandbox.clock.advance(minutes=11)
+        found = client.console.summary()
+        assert (found.stuck_settlements, found.is_chain_reachable) == (1, False)
+        assert found.needs_attention == ("chain", "undelivered_deliveries", "stuck_settlements")
+        server.sandbox.clear_faults()
 
 
 @pytest.mark.embedded_chain("an account's USDC leaves it without the service")
