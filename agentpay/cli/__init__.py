@@ -5,6 +5,7 @@ JSON, with `--quiet` as identifiers; everything else goes to standard error.
 """
 
 import contextlib
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Final
@@ -68,13 +69,55 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "agentpay.cli.keys:whoami",
         "Show the key that commands use, and whether its money is real.",
     ),
+    "console-link": (
+        "agentpay.cli.keys:console_link",
+        "Print a link that signs in to the operator console.",
+    ),
     "profiles": ("agentpay.cli.setup:profiles", "Store named services with their URL and key."),
     "completion": ("agentpay.cli.setup:completion", "Print the completion script of a shell."),
 }
 """Module and one-line help of each command, so that `--help` imports no command."""
 
 
-class Commands(click.Group):
+GUESSES: Final[Mapping[str, str]] = {
+    "approve": "agentpay approvals approve",
+    "balance": "agentpay accounts get, or with an agent key agentpay budget",
+    "config": "agentpay profiles list",
+    "create": "agentpay accounts create",
+    "fund": "agentpay accounts fund",
+    "help": "agentpay --help",
+    "history": "agentpay accounts history",
+    "login": "agentpay profiles add, or agentpay console-link for the browser",
+    "logout": "agentpay profiles remove",
+    "logs": "agentpay events list, agentpay requests list or agentpay audit list",
+    "pause": "agentpay accounts policy ACCOUNT --pause",
+    "pending": "agentpay approvals list",
+    "policy": "agentpay accounts policy",
+    "reject": "agentpay approvals reject",
+    "replay": "agentpay deliveries replay",
+    "resume": "agentpay accounts policy ACCOUNT --resume",
+    "send": "agentpay transfers create",
+    "tail": "agentpay listen",
+    "unpause": "agentpay accounts policy ACCOUNT --resume",
+    "version": "agentpay --version",
+}
+"""What to run in place of the commands that people guess first."""
+
+
+class Group(click.Group):
+    """A group whose message for an unknown command names the right one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is named; UsageError with what to run instead of a guess."""
+        name = args[0]
+        if name in GUESSES and name not in self.list_commands(ctx) and not ctx.resilient_parsing:
+            raise click.UsageError(f"No such command {name!r}. Run {GUESSES[name]}.", ctx)
+        return super().resolve_command(ctx, args)
+
+
+class Commands(Group):
     """A group that imports a command when it is used.
 
     `available` has the module and the one-line help of each command. `others` are commands of another
@@ -91,6 +134,8 @@ class Commands(click.Group):
         super().__init__(**attributes)
         self.available = available
         self.others: Mapping[str, str] = others or {}
+        if "COMP_LINE" in os.environ:
+            import agentpay.cli.completing  # noqa: F401 - it registers how bash is completed
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as its base has it
         """Return the names, in the order of the help."""
@@ -123,7 +168,8 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is named; UsageError with the name that may have been meant."""
         name = args[0]
-        if name in self.available or name.startswith("-") or ctx.resilient_parsing:
+        is_known = name in self.available or name in GUESSES
+        if is_known or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         if name in self.others:
             raise click.UsageError(

@@ -1,4 +1,4 @@
-"""`agentpay keys`, `operator-keys` and `whoami`, and what keys did: `audit` and `requests`."""
+"""`agentpay keys`, `operator-keys`, `whoami`, `console-link`, and what keys did: `audit`, `requests`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from agentpay.cli.commands import Column, Show, command, group, listing
-from agentpay.cli.options import ACCOUNT, AGENT_KEY, OPERATOR_KEY, account_option
+from agentpay.cli.options import ACCOUNT, AGENT_KEY, OPERATOR_KEY, account_option, takes_server
 from agentpay.contract.bounds import MAX_KEY_SECONDS
 
 if TYPE_CHECKING:
     from agentpay import AgentPay
+    from agentpay.cli.output import Output
     from agentpay.contract.ext.console import AuditEntry, ServedRequest
 
 
@@ -132,6 +133,23 @@ whoami: Final = command(
     call=lambda client: client.whoami,
     reads="Key",
 )
+
+
+@click.command("console-link")
+@takes_server
+def console_link(*, server: AgentPay, output: Output) -> None:
+    """Print a link that signs in to the operator console.
+
+    The link works once, within 10 minutes. The browser stays signed in for 12 hours.
+    """
+    from agentpay.contract.printable import printable
+
+    code = server.console.create_sign_in_code()
+    link = f"{server.base_url}/dashboard#code={code.code}"
+    if output.is_json:
+        output.document({"console_url": link})
+    else:
+        click.echo(printable(link))
 
 
 def _by(each: AuditEntry | ServedRequest) -> str:

@@ -3,26 +3,23 @@
 Unknown and ambiguous names raise `CommandRefusedError`.
 """
 
-import os
+import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
-from itertools import islice
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import click
-from click.shell_completion import CompletionItem
 
 from agentpay import AgentPay, errors
-from agentpay.cli.connection import address_of, client_of
-from agentpay.cli.options import KEY_VARIABLE, URL_VARIABLE, Named, is_identifier
+from agentpay.cli.options import Named, is_identifier
 from agentpay.cli.output import CommandRefusedError, Output
 from agentpay.contract.identifiers import ACCOUNT, KEY, WEBHOOK, is_public_key
 
 _SHOWN_MAX: Final = 5
-_NAMED_MAX: Final = 1000
-"""Maximum number of accounts read to show names in lists."""
-_ACCOUNT_ID: Final = re.compile(rf"\b{ACCOUNT}[0-9A-Za-z_-]+", re.ASCII)
+_BATCH: Final = 100
+"""How many accounts one request names."""
+_ACCOUNT_ID: Final = re.compile(rf"\b{ACCOUNT}[0-9a-z]{{26}}\b", re.ASCII)
 
 
 def identified(server: AgentPay, output: Output, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,54 +93,26 @@ _FINDERS: Final[Mapping[str, Callable[[AgentPay, Output, str], str]]] = {
 
 
 class AccountNames:
-    """The names of accounts, for lists. Read when first used; identifiers where names are not known."""
+    """The names of accounts, for lists and questions; identifiers where names are not known."""
 
     def __init__(self, server: AgentPay) -> None:
         self._server = server
+        self._known: dict[str, str] = {}
 
-    def __call__(self, text: str) -> str:
-        """Return a text with the unique names of accounts in place of their identifiers."""
-        return _ACCOUNT_ID.sub(lambda found: self._names.get(found[0], found[0]), text)
-
-    @cached_property
-    def _names(self) -> dict[str, str]:
-        names: dict[str, str] = {}
-        times: dict[str, int] = {}
-        try:
-            for account in _accounts(self._server):
-                names[account.account_id] = account.name
-                times[account.name] = times.get(account.name, 0) + 1
-                if len(names) == _NAMED_MAX:
-                    break
-        except errors.PermissionDeniedError:
-            # An agent key reads its own account only.
-            return {}
-        return {account_id: name for account_id, name in names.items() if times[name] == 1}
-
-
-def completed_accounts(context: click.Context, incomplete: str) -> list[CompletionItem]:
-    """Complete the name, the handle or the identifier of an account, from the service that is set up."""
-    options = {**_given(context), "profile": context.params.get("profile")}
-    try:
-        with client_of(address_of(**options)) as server:
-            accounts = list(islice(_accounts(server), _NAMED_MAX))
-    except (click.ClickException, errors.AgentPayError, ValueError):
-        return []
-    words = dict.fromkeys(word for each in accounts for word in (each.name, each.handle, each.account_id))
-    return [CompletionItem(word) for word in words if word.startswith(incomplete) and word.isprintable()]
-
-
-def _given(context: click.Context) -> dict[str, str | None]:
-    """Return the options of the address, which completion has read only in part."""
-    variables = {"url": URL_VARIABLE, "key": KEY_VARIABLE}
-    return {
-        name: context.params.get(name) or os.environ.get(variable) for name, variable in variables.items()
-    }
-
-
-def _accounts(server: AgentPay) -> Iterable[Any]:
-    # Not those of the contract, whose balances are live: they cannot be read while the chain is away.
-    return server.console.list_details(limit=100)
+    def __call__(self, texts: Sequence[str]) -> list[str]:
+        """Return texts with the unique names of accounts in place of their identifiers."""
+        asked = dict.fromkeys(each for text in texts for each in _ACCOUNT_ID.findall(text))
+        new = [each for each in asked if each not in self._known]
+        self._known |= dict(zip(new, new, strict=True))
+        # An agent key reads its own account only.
+        with contextlib.suppress(errors.PermissionDeniedError):
+            for start in range(0, len(new), _BATCH):
+                # Not those of the contract: they cannot be read while the chain is away.
+                found = self._server.console.list_details(ids=new[start : start + _BATCH], limit=_BATCH)
+                self._known |= {each.account_id: each.name for each in found}
+        times = Counter(self._known.values())
+        unique = {each: name for each, name in self._known.items() if times[name] == 1}
+        return [_ACCOUNT_ID.sub(lambda found: unique.get(found[0], found[0]), text) for text in texts]
 
 
 def _named(given: str, prefix: str, items: Callable[[], Iterable[Any]], kind: str, output: Output) -> str:

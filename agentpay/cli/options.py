@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import click
+from click.core import ParameterSource
 
 from agentpay.contract.identifiers import SESSION, TRANSFER
 
@@ -37,6 +38,10 @@ DEFAULT_URL: Final = "http://127.0.0.1:8402"
 IS_VISIBLE: Final = "Prefer the variable: other users of the machine may see command lines."
 """A sentence in the help of each option whose value is or contains a secret."""
 
+_AGO: Final = re.compile(r"([0-9]{1,9})([mhdw])", re.ASCII)
+_DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
+_UNITS: Final = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_TIMES: Final = "24h, yesterday, 2026-01-31 or 2026-01-31T12:00:00Z"
 _YEAR_SECONDS: Final = 366 * 24 * 3600
 _PLAIN: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?", re.ASCII)
 _OPAQUE: Final = re.compile(r"[0-9A-Za-z_-]{1,128}", re.ASCII)
@@ -131,9 +136,23 @@ def _label(value: str) -> str:
 
 
 def _moment(value: str) -> datetime:
+    from datetime import UTC, date, datetime, time, timedelta
+
     from agentpay.contract.fields import parse_timestamp
 
-    return parse_timestamp(value)
+    now = datetime.now(UTC)
+    today = datetime.combine(now.date(), time.min, UTC)
+    words = {"now": now, "today": today, "yesterday": today - timedelta(days=1)}
+    if value in words:
+        return words[value]
+    try:
+        if ago := _AGO.fullmatch(value):
+            return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        if _DAY.fullmatch(value):
+            return datetime.combine(date.fromisoformat(value), time.min, UTC)
+        return parse_timestamp(value)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{value!r} is not a time such as {_TIMES}") from None
 
 
 USDC: Final = Parsed("usdc", _amount)
@@ -143,7 +162,7 @@ LIMIT: Final = Parsed("usdc", _limit, "USDC|none")
 LABEL: Final = Parsed("label", _label)
 """A display name: 1 to 100 characters, no control characters; trimmed."""
 MOMENT: Final = Parsed("time", _moment)
-"""A time in the service's format: `2026-01-31T12:00:00Z`."""
+"""A time in the service's format, a day in UTC, `today`, `yesterday`, `now`, or how long ago: `24h`."""
 
 
 def identifier(*prefixes: str) -> Parsed[str]:
@@ -166,7 +185,7 @@ def is_identifier(text: str, *prefixes: str) -> bool:
 class Named(click.ParamType[str]):
     """A name that people type in place of an identifier; the command is called with the identifier.
 
-    `agentpay.cli.naming` finds it, by what `name` says. Names of accounts are completed.
+    `agentpay.cli.naming` finds it, by what `name` says. Names and identifiers are completed.
     """
 
     def __init__(self, name: str, metavar: str) -> None:
@@ -178,14 +197,15 @@ class Named(click.ParamType[str]):
         return self._metavar
 
     def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
+        self,
+        ctx: click.Context,
+        param: click.Parameter,  # noqa: ARG002 - as its base has it
+        incomplete: str,
     ) -> list[CompletionItem]:
-        """Complete the name, the handle or the identifier of an account, from the service that is set up."""
-        if self not in (ACCOUNT, OWN_ACCOUNT, PAYEE):
-            return super().shell_complete(ctx, param, incomplete)
-        from agentpay.cli.naming import completed_accounts
+        """Complete names and identifiers, from the service that is set up."""
+        from agentpay.cli.completing import completed
 
-        return completed_accounts(ctx, incomplete)
+        return completed(ctx, self.name, incomplete)
 
 
 ACCOUNT: Final = Named("account", "ACCOUNT")
@@ -292,7 +312,7 @@ def either(*options: str) -> Decorator:
 def is_given(parameter: str) -> bool:
     """Return whether the option of a parameter is on the command line."""
     source = click.get_current_context().get_parameter_source(parameter)
-    return source is click.core.ParameterSource.COMMANDLINE
+    return source is ParameterSource.COMMANDLINE
 
 
 def with_output(command: Function) -> Function:
@@ -351,12 +371,14 @@ def takes_address(command: Function) -> Function:
             "--url",
             envvar=URL_VARIABLE,
             show_envvar=True,
+            callback=_refuse_url_of_a_webhook,
             help=f"URL of the server.  [default: {DEFAULT_URL}]",
         ),
         click.option(
             "--key",
             envvar=KEY_VARIABLE,
             show_envvar=True,
+            is_eager=True,
             help=f"Operator key or agent key. {IS_VISIBLE} A profile hides the key, too.",
         ),
         click.option(
@@ -366,6 +388,19 @@ def takes_address(command: Function) -> Function:
             help=f"Service of `profiles add` to use.  [env var: {PROFILE_VARIABLE}]",
         ),
     )
+
+
+def _refuse_url_of_a_webhook(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
+    """Refuse a `--url` that may be a webhook's: the service's key must not be sent there."""
+    is_of_webhooks = ctx.parent is not None and ctx.parent.info_name == "webhooks"
+    given = [name for name in ("url", "key") if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if is_of_webhooks and given == ["url"] and not ctx.resilient_parsing:
+        raise click.UsageError(
+            "--url is the URL of the service, and needs --key here, so that no webhook gets its key. The URL "
+            "of a webhook is an argument without a name.",
+            ctx,
+        )
+    return value
 
 
 def _complete_profile(_context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -385,7 +420,7 @@ LISTING: Final[tuple[Decorator, ...]] = (
         show_default=True,
         help="Largest number of items.",
     ),
-    click.option("--since", type=MOMENT, help="Only after this time, such as 2026-01-31T12:00:00Z."),
+    click.option("--since", type=MOMENT, help=f"Only after this time, such as {_TIMES}."),
     click.option("--until", type=MOMENT, help="Only up to and including this time."),
     click.option("--all", "is_all", is_flag=True, help="All items."),
     click.option("--csv", "is_csv", is_flag=True, help="Print CSV: all items, every field."),

@@ -41,13 +41,13 @@ class _Console(Console):
 class Output:
     """Prints a command's results: as JSON, or identifiers only if quiet.
 
-    `names` puts names in place of the identifiers of accounts in a text, for lists and questions.
+    `names` puts names in place of the identifiers of accounts in texts, for lists and questions.
     """
 
     def __init__(self, *, is_json: bool, is_quiet: bool = False) -> None:
         self.is_json = is_json
         self.is_quiet = is_quiet
-        self.names: Callable[[str], str] = str
+        self.names: Callable[[Sequence[str]], Sequence[str]] = list
         self._out = _console(sys.stdout)
         self._err = _console(sys.stderr)
 
@@ -200,7 +200,7 @@ class Output:
         A script is never asked. `question` may ask the server, and is only called to be shown.
         """
         if not self.is_json and sys.stdin.isatty() and sys.stderr.isatty():
-            click.confirm(printable(self.names(question())), abort=True, err=True)
+            click.confirm(printable(self.names([question()])[0]), abort=True, err=True)
 
     @contextlib.contextmanager
     def _reporting_unwritten(self, fields: Mapping[str, Any] | None = None) -> Iterator[None]:
@@ -235,7 +235,9 @@ class Output:
         if not models:
             return []
         now = datetime.now(UTC)
-        return lines(models, columns, width=self._out.width, is_wide=is_wide, now=now, names=self.names)
+        return lines(
+            models, columns, width=self._out.width, is_wide=is_wide, now=now, names=self.names
+        )
 
 
 class CommandRefusedError(click.ClickException):

@@ -7,8 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import get_completion_class
 
+from agentpay.cli import Group
 from agentpay.cli.options import IS_VISIBLE, KEY_VARIABLE, URL_VARIABLE, takes_output
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agentpay.cli.profiles import Config
 
 
-@click.group()
+@click.group(cls=Group)
 def profiles() -> None:
     """Store named services with their URL and key.
 
@@ -143,9 +143,13 @@ def completion(shell: str) -> None:
     zsh:  eval "$(agentpay completion zsh)" in ~/.zshrc, after compinit
     fish: agentpay completion fish > ~/.config/fish/completions/agentpay.fish
     """  # noqa: D301 - the escape stops click from rewrapping the lines
+    from click.shell_completion import get_completion_class
+
+    from agentpay.cli.completing import QuotingBash
+
     root = click.get_current_context().find_root()
     name = root.info_name or "agentpay"
-    found = get_completion_class(shell)
+    found = QuotingBash if shell == "bash" else get_completion_class(shell)
     if found is None:
         raise click.UsageError(f"no completion for {shell}.")
     variable = f"_{name.replace('-', '_').upper()}_COMPLETE"

@@ -15,12 +15,16 @@ from agentpay.cli.options import (
     TRANSFER_ID,
     USDC,
     account_option,
+    identifier,
     payer_option,
     status_option,
 )
 from agentpay.contract.choices import TransferStatus
+from agentpay.contract.identifiers import TRANSFER
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from agentpay import AgentPay, PendingTransfer
 
 _TRANSFER = (
@@ -98,6 +102,14 @@ def _described(client: AgentPay, transfer_id: str, **_: Any) -> str:  # noqa: AN
     return f"{amount(transfer.amount_usdc)} USDC from {transfer.from_} to {transfer.to}{memo}"
 
 
+def _complete_waiting(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from agentpay.cli.completing import completed
+
+    return completed(context, "waiting transfer", incomplete)
+
+
+_WAITING = click.argument("transfer_id", type=identifier(TRANSFER), shell_complete=_complete_waiting)
+
 approvals: Final = group(
     "approvals",
     """List, approve and reject transfers that wait for approval.
@@ -128,7 +140,7 @@ approvals: Final = group(
 
         Approving a transfer twice never pays twice.
         """,
-        TRANSFER_ID,
+        _WAITING,
         call=lambda client: client.approvals.approve,
         asks=lambda client, **given: f"Approve {_described(client, **given)}?",
         progress="Paying {transfer_id}",
@@ -137,7 +149,7 @@ approvals: Final = group(
     command(
         "reject",
         "Reject a transfer. This cannot be undone.",
-        TRANSFER_ID,
+        _WAITING,
         click.option("--reason", help="Reason, 1 to 200 characters. The agent can read it."),
         call=lambda client: client.approvals.reject,
         asks=lambda client, **given: f"Reject {_described(client, **given)}?",

@@ -20,10 +20,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "Run a server with sample agents that pay, are rejected, and wait for approval.",
     ),
     "keys": ("agentpay_server.cli.printing:keys", "Generate operator keys."),
-    "console-link": (
-        "agentpay_server.cli.printing:console_link",
-        "Print a link that signs in to the operator console.",
-    ),
+    "console-link": CLIENT_COMMANDS["console-link"],
     "operators": (
         "agentpay_server.cli.operators:operators",
         "Create operators in a data directory or database.",
