@@ -27,12 +27,15 @@ PENDING_APPROVAL: Final = 4
 REFUSED: Final = 5
 """The policy, a pause or the balance does not allow it. No money moved."""
 OUTCOME_UNKNOWN: Final = 6
+NEEDS_ATTENTION: Final = 7
+"""`status`: not all is well."""
 INTERRUPTED: Final = 130
 
 _WORDS: Final = "agentpay.words"
 """Where a context has the words of the command line."""
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "status": ("agentpay.cli.status:status", "Show whether all is well, and what needs attention."),
     "accounts": (
         "agentpay.cli.accounts:accounts",
         "Create, list, fund, read and unblock accounts; set policies.",
@@ -85,6 +88,7 @@ GUESSES: Final[Mapping[str, str]] = {
     "config": "agentpay profiles list",
     "create": "agentpay accounts create",
     "fund": "agentpay accounts fund",
+    "health": "agentpay status",
     "help": "agentpay --help",
     "history": "agentpay accounts history",
     "login": "agentpay profiles add, or agentpay console-link for the browser",
@@ -246,5 +250,6 @@ def main() -> None:
     or handle.
 
     Exit codes: 0 done, 1 failed, 2 usage error, 3 done but the result could not be written, 4 waits for
-    approval, 5 refused by policy, pause or balance, 6 outcome unknown, 130 interrupted.
+    approval, 5 refused by policy, pause or balance, 6 outcome unknown, 7 needs attention (status), 130
+    interrupted.
     """

@@ -19,9 +19,9 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from agentpay.cli import FAILED, UNWRITTEN
+from agentpay.cli import FAILED, UNWRITTEN, tables
 from agentpay.cli.commands import Column
-from agentpay.cli.tables import lines, styled
+from agentpay.cli.tables import styled
 from agentpay.contract import codec
 from agentpay.contract.printable import printable
 from agentpay.errors import AgentPayError
@@ -178,6 +178,12 @@ class Output:
         """Print one line of text; known words, such as statuses, are coloured."""
         self._out.print(Text(" ").join(styled(word) for word in words), soft_wrap=True)
 
+    def lines(self, lines: Iterable[Sequence[object]]) -> None:
+        """Print lines of what was read, each as `line` does."""
+        with self._reporting_unwritten():
+            for words in lines:
+                self.line(*words)
+
     def note(self, text: str) -> None:
         """Print a note on standard error."""
         if self.is_json:
@@ -235,7 +241,7 @@ class Output:
         if not models:
             return []
         now = datetime.now(UTC)
-        return lines(
+        return tables.lines(
             models, columns, width=self._out.width, is_wide=is_wide, now=now, names=self.names
         )
 

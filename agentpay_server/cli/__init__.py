@@ -53,5 +53,6 @@ def main() -> None:
     All other commands for a running server are those of agentpay.
 
     Exit codes: 0 done, 1 failed, 2 usage error, 3 done but the result could not be written, 4 waits for
-    approval, 5 refused by policy, pause or balance, 6 outcome unknown, 130 interrupted.
+    approval, 5 refused by policy, pause or balance, 6 outcome unknown, 7 needs attention (agentpay status),
+    130 interrupted.
     """
