@@ -5,7 +5,6 @@ JSON, with `--quiet` as identifiers; everything else goes to standard error.
 """
 
 import contextlib
-import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Final
@@ -85,24 +84,14 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 GUESSES: Final[Mapping[str, str]] = {
     "approve": "agentpay approvals approve",
     "balance": "agentpay accounts get, or with an agent key agentpay budget",
-    "config": "agentpay profiles list",
-    "create": "agentpay accounts create",
-    "fund": "agentpay accounts fund",
     "health": "agentpay status",
-    "help": "agentpay --help",
     "history": "agentpay accounts history",
     "login": "agentpay profiles add, or agentpay console-link for the browser",
-    "logout": "agentpay profiles remove",
     "logs": "agentpay events list, agentpay requests list or agentpay audit list",
     "pause": "agentpay accounts policy ACCOUNT --pause",
-    "pending": "agentpay approvals list",
-    "policy": "agentpay accounts policy",
     "reject": "agentpay approvals reject",
-    "replay": "agentpay deliveries replay",
     "resume": "agentpay accounts policy ACCOUNT --resume",
     "send": "agentpay transfers create",
-    "tail": "agentpay listen",
-    "unpause": "agentpay accounts policy ACCOUNT --resume",
     "version": "agentpay --version",
 }
 """What to run in place of the commands that people guess first."""
@@ -138,8 +127,6 @@ class Commands(Group):
         super().__init__(**attributes)
         self.available = available
         self.others: Mapping[str, str] = others or {}
-        if "COMP_LINE" in os.environ:
-            import agentpay.cli.completing  # noqa: F401 - it registers how bash is completed
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as its base has it
         """Return the names, in the order of the help."""

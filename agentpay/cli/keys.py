@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from agentpay.cli.commands import Column, Show, command, group, listing
-from agentpay.cli.options import ACCOUNT, AGENT_KEY, OPERATOR_KEY, account_option, takes_server
+from agentpay.cli.options import ACCOUNT, AGENT_KEY, OPERATOR_KEY, account_option
 from agentpay.contract.bounds import MAX_KEY_SECONDS
 
 if TYPE_CHECKING:
@@ -135,21 +135,26 @@ whoami: Final = command(
 )
 
 
-@click.command("console-link")
-@takes_server
-def console_link(*, server: AgentPay, output: Output) -> None:
-    """Print a link that signs in to the operator console.
-
-    The link works once, within 10 minutes. The browser stays signed in for 12 hours.
-    """
+def _print_link(output: Output, link: str) -> None:
     from agentpay.contract.printable import printable
 
-    code = server.console.create_sign_in_code()
-    link = f"{server.base_url}/dashboard#code={code.code}"
     if output.is_json:
         output.document({"console_url": link})
     else:
         click.echo(printable(link))
+
+
+console_link: Final = command(
+    "console-link",
+    """Print a link that signs in to the operator console.
+
+    The link works once, within 10 minutes. The browser stays signed in for 12 hours.
+    """,
+    call=lambda client: (
+        lambda: f"{client.base_url}/dashboard#code={client.console.create_sign_in_code().code}"
+    ),
+    prints=_print_link,
+)
 
 
 def _by(each: AuditEntry | ServedRequest) -> str:

@@ -24,7 +24,7 @@ from agentpay.cli.listing import PASSING
 from agentpay.cli.naming import find_account
 from agentpay.cli.output import Output
 from agentpay.cli.profiles import ConfigError, read_config, write_config
-from agentpay.cli.tables import style_of
+from agentpay.cli.tables import STYLES
 from agentpay.contract.choices import EventType
 from agentpay.contract.events import EVENTS, Event
 from agentpay.webhooks import WebhookSecrets
@@ -179,7 +179,7 @@ class EventListener:
             return
         self.output.line(
             _clock(event.created_at),
-            Text(f"{event.type:<{_TYPE_WIDTH}}", style=style_of(event.type)),
+            Text(f"{event.type:<{_TYPE_WIDTH}}", style=STYLES.get(event.type, "")),
             *self._about(event),
         )
 
@@ -213,7 +213,7 @@ class EventListener:
             _clock(datetime.now(UTC)),
             Text(f"[{response}]", style="green" if is_received else "red"),
             f"{forward.duration_ms:>4} ms",
-            Text(f"{forward.event_type:<{_TYPE_WIDTH}}", style=style_of(forward.event_type)),
+            Text(f"{forward.event_type:<{_TYPE_WIDTH}}", style=STYLES.get(forward.event_type, "")),
             forward.event_id,
             *tried,
             *retry,

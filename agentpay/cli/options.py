@@ -39,7 +39,6 @@ IS_VISIBLE: Final = "Prefer the variable: other users of the machine may see com
 """A sentence in the help of each option whose value is or contains a secret."""
 
 _AGO: Final = re.compile(r"([0-9]{1,9})([mhdw])", re.ASCII)
-_DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
 _UNITS: Final = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _TIMES: Final = "24h, yesterday, 2026-01-31 or 2026-01-31T12:00:00Z"
 _YEAR_SECONDS: Final = 366 * 24 * 3600
@@ -80,13 +79,17 @@ class Seconds(click.FloatRange):
 class Parsed(click.ParamType[T]):
     """A value that a function reads; the function's `ValueError` says why a value is refused.
 
-    In help, an option has the name as its value, in capitals, or `metavar` if it is given.
+    In help, an option has the name as its value, in capitals, or `metavar` if it is given. `completes` is the
+    kind, in `agentpay.cli.naming`, of what the service knows and a shell completes.
     """
 
-    def __init__(self, name: str, parse: Callable[[str], T], metavar: str | None = None) -> None:
+    def __init__(
+        self, name: str, parse: Callable[[str], T], metavar: str | None = None, *, completes: str = ""
+    ) -> None:
         self.name = name
         self._parse = parse
         self._metavar = metavar
+        self._completes = completes
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:  # noqa: ARG002
         """Return the placeholder of the value in help."""
@@ -103,6 +106,16 @@ class Parsed(click.ParamType[T]):
             return self._parse(str(value))
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete names and identifiers, from the service that is set up."""
+        if not self._completes:
+            return super().shell_complete(ctx, param, incomplete)
+        from agentpay.cli.naming import completed
+
+        return completed(ctx, self._completes, incomplete)
 
 
 def _amount(value: str) -> Decimal:
@@ -136,21 +149,17 @@ def _label(value: str) -> str:
 
 
 def _moment(value: str) -> datetime:
-    from datetime import UTC, date, datetime, time, timedelta
+    from datetime import UTC, datetime, timedelta
 
     from agentpay.contract.fields import parse_timestamp
 
     now = datetime.now(UTC)
-    today = datetime.combine(now.date(), time.min, UTC)
+    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
     words = {"now": now, "today": today, "yesterday": today - timedelta(days=1)}
-    if value in words:
-        return words[value]
     try:
         if ago := _AGO.fullmatch(value):
             return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
-        if _DAY.fullmatch(value):
-            return datetime.combine(date.fromisoformat(value), time.min, UTC)
-        return parse_timestamp(value)
+        return words.get(value) or parse_timestamp(value + "T00:00:00Z" if len(value) == 10 else value)
     except (ValueError, OverflowError):
         raise ValueError(f"{value!r} is not a time such as {_TIMES}") from None
 
@@ -165,7 +174,7 @@ MOMENT: Final = Parsed("time", _moment)
 """A time in the service's format, a day in UTC, `today`, `yesterday`, `now`, or how long ago: `24h`."""
 
 
-def identifier(*prefixes: str) -> Parsed[str]:
+def identifier(*prefixes: str, completes: str = "") -> Parsed[str]:
     """Return the type of an identifier with one of the prefixes, such as `acct_`."""
 
     def parse(value: str) -> str:
@@ -174,7 +183,7 @@ def identifier(*prefixes: str) -> Parsed[str]:
             raise ValueError(f"{value!r} is not an identifier such as {forms}")
         return value
 
-    return Parsed("identifier", parse)
+    return Parsed("identifier", parse, completes=completes)
 
 
 def is_identifier(text: str, *prefixes: str) -> bool:
@@ -182,30 +191,14 @@ def is_identifier(text: str, *prefixes: str) -> bool:
     return any(text.startswith(prefix) and _OPAQUE.fullmatch(text, len(prefix)) for prefix in prefixes)
 
 
-class Named(click.ParamType[str]):
+class Named(Parsed[str]):
     """A name that people type in place of an identifier; the command is called with the identifier.
 
-    `agentpay.cli.naming` finds it, by what `name` says. Names and identifiers are completed.
+    `agentpay.cli.naming` finds it, by what `name` says.
     """
 
     def __init__(self, name: str, metavar: str) -> None:
-        self.name = name
-        self._metavar = metavar
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
-        """Return the placeholder of the value in help."""
-        return self._metavar
-
-    def shell_complete(
-        self,
-        ctx: click.Context,
-        param: click.Parameter,  # noqa: ARG002 - as its base has it
-        incomplete: str,
-    ) -> list[CompletionItem]:
-        """Complete names and identifiers, from the service that is set up."""
-        from agentpay.cli.completing import completed
-
-        return completed(ctx, self.name, incomplete)
+        super().__init__(name, str, metavar, completes=name)
 
 
 ACCOUNT: Final = Named("account", "ACCOUNT")

@@ -23,6 +23,7 @@ from agentpay.cli import FAILED, UNWRITTEN, tables
 from agentpay.cli.commands import Column
 from agentpay.cli.tables import styled
 from agentpay.contract import codec
+from agentpay.contract.events import Event
 from agentpay.contract.printable import printable
 from agentpay.errors import AgentPayError
 
@@ -134,7 +135,6 @@ class Output:
     def csv(self, models: Iterable[Any], *, empty: str) -> None:
         """Print a list of models as CSV while it is read. One that breaks off exits with 3."""
         from agentpay.contract.csv_text import CsvPrinter
-        from agentpay.contract.events import Event
 
         printed, printer = 0, None
         try:

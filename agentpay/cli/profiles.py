@@ -8,8 +8,10 @@ import contextlib
 import json
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Final
 
 from attrs import evolve, field, frozen
@@ -69,17 +71,13 @@ def read_config() -> Config:
     """Return the content of the file; an empty config if there is no file."""
     path = config_path()
     try:
-        text = path.read_text("utf-8-sig")
+        values = tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         return Config()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}. Repair or delete it") from None
-    import tomllib
-
     try:
-        return _config_of(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"cannot read {path}: {error}. Repair or delete it") from None
+        return _config_of(values)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ConfigError(
             f"{path} is not a file of profiles. Repair it, or delete it and add the profiles again"
@@ -109,8 +107,6 @@ def write_config(config: Config) -> Path:
 
 @contextlib.contextmanager
 def _replacement(path: Path) -> Iterator[Any]:
-    from tempfile import NamedTemporaryFile
-
     with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=".config-", delete=False) as file:
         try:
             yield file

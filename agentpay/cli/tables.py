@@ -9,15 +9,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from functools import cache
 from io import StringIO
-from typing import Final, get_args
+from typing import Final
 
 from rich.console import Console
 from rich.text import Text
 
 from agentpay.cli.commands import Column, Show
-from agentpay.contract.choices import EventType
+from agentpay.contract.events import EVENTS
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.printable import printable
 
@@ -30,7 +29,7 @@ _RELATIVE_SECONDS: Final = 7 * 24 * 3600
 
 _TONES: Final = {"good": "green", "warning": "yellow", "bad": "red"}
 
-_STYLES: Final[Mapping[str, str]] = {
+STYLES: Final[Mapping[str, str]] = {
     "active": "green",
     "approved": "green",
     "delivered": "green",
@@ -45,6 +44,7 @@ _STYLES: Final[Mapping[str, str]] = {
     "rejected": "red",
     "suspended": "red",
     "undelivered": "red",
+    **{name: _TONES[kind.tone] for name, kind in EVENTS.items() if kind.tone},
 }
 
 
@@ -131,19 +131,7 @@ def styled(value: object) -> Text:
     if isinstance(value, datetime):
         return Text(format_timestamp(value))
     text = printable(str(value))
-    return Text(text, style=style_of(text))
-
-
-def style_of(word: str) -> str:
-    """Return the style of a status or of an event type; none for other texts."""
-    return _event_styles().get(word, "") if word in get_args(EventType) else _STYLES.get(word, "")
-
-
-@cache
-def _event_styles() -> Mapping[str, str]:
-    from agentpay.contract.events import EVENTS
-
-    return {name: _TONES[kind.tone] for name, kind in EVENTS.items() if kind.tone}
+    return Text(text, style=STYLES.get(text, ""))
 
 
 def relative(moment: datetime, now: datetime) -> str:

@@ -23,8 +23,6 @@ from agentpay.contract.choices import TransferStatus
 from agentpay.contract.identifiers import TRANSFER
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from agentpay import AgentPay, PendingTransfer
 
 _TRANSFER = (
@@ -102,13 +100,7 @@ def _described(client: AgentPay, transfer_id: str, **_: Any) -> str:  # noqa: AN
     return f"{amount(transfer.amount_usdc)} USDC from {transfer.from_} to {transfer.to}{memo}"
 
 
-def _complete_waiting(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from agentpay.cli.completing import completed
-
-    return completed(context, "waiting transfer", incomplete)
-
-
-_WAITING = click.argument("transfer_id", type=identifier(TRANSFER), shell_complete=_complete_waiting)
+_WAITING = click.argument("transfer_id", type=identifier(TRANSFER, completes="waiting transfer"))
 
 approvals: Final = group(
     "approvals",

@@ -74,7 +74,7 @@ def test_each_command_is_of_one_program_and_each_secret_has_a_warning() -> None:
         (main, ["balance", "Bot"], "Run agentpay accounts get, or with an agent key agentpay budget."),
         (main, ["pause", "Bot"], "Run agentpay accounts policy ACCOUNT --pause."),
         (main, ["accounts", "pause", "Bot"], "Run agentpay accounts policy ACCOUNT --pause."),
-        (main, ["profiles", "config"], "Run agentpay profiles list."),
+        (main, ["transfers", "send"], "Run agentpay transfers create."),
         (main, ["version"], "Run agentpay --version."),
         (server_main, ["version"], "Run agentpay --version."),
         (main, ["accounts", "lst"], "No such command 'lst'."),
