@@ -385,12 +385,15 @@ def takes_address(command: Function) -> Function:
 
 def _refuse_url_of_a_webhook(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
     """Refuse a `--url` that may be a webhook's: the service's key must not be sent there."""
-    is_of_webhooks = ctx.parent is not None and ctx.parent.info_name == "webhooks"
+    has_path = "/" in (value or "").partition("://")[2].rstrip("/")
+    is_of_webhooks = (ctx.parent is not None and ctx.parent.info_name == "webhooks") or (
+        ctx.info_name == "listen" and has_path
+    )
     given = [name for name in ("url", "key") if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     if is_of_webhooks and given == ["url"] and not ctx.resilient_parsing:
         raise click.UsageError(
             "--url is the URL of the service, and needs --key here, so that no webhook gets its key. The URL "
-            "of a webhook is an argument without a name.",
+            "of a webhook is an argument without a name, or --forward-to.",
             ctx,
         )
     return value

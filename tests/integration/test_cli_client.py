@@ -229,12 +229,13 @@ def test_a_day_begins_in_utc() -> None:
 def test_a_webhooks_url_is_never_taken_for_that_of_the_service(commands: CommandLine) -> None:
     with Receiver() as receiver:
         for arguments in (
-            ("create", "--url", receiver.url),
-            ("create", receiver.url, "--url", receiver.url),
-            ("update", "wh_1", "--url", receiver.url),
-            ("list", "--url", receiver.url),
+            ("webhooks", "create", "--url", receiver.url),
+            ("webhooks", "create", receiver.url, "--url", receiver.url),
+            ("webhooks", "update", "wh_1", "--url", receiver.url),
+            ("webhooks", "list", "--url", receiver.url),
+            ("listen", "--url", receiver.url),
         ):
-            result = commands.run("webhooks", *arguments)
+            result = commands.run(*arguments)
             assert (result.exit_code, result.stdout) == (2, "")
             assert "--url is the URL of the service, and needs --key here" in result.stderr
         assert receiver.posts == []
