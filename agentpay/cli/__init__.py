@@ -26,12 +26,15 @@ PENDING_APPROVAL: Final = 4
 REFUSED: Final = 5
 """The policy, a pause or the balance does not allow it. No money moved."""
 OUTCOME_UNKNOWN: Final = 6
+NEEDS_ATTENTION: Final = 7
+"""`status`: not all is well."""
 INTERRUPTED: Final = 130
 
 _WORDS: Final = "agentpay.words"
 """Where a context has the words of the command line."""
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "status": ("agentpay.cli.status:status", "Show whether all is well, and what needs attention."),
     "accounts": (
         "agentpay.cli.accounts:accounts",
         "Create, list, fund, read and unblock accounts; set policies.",
@@ -68,13 +71,46 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "agentpay.cli.keys:whoami",
         "Show the key that commands use, and whether its money is real.",
     ),
+    "console-link": (
+        "agentpay.cli.keys:console_link",
+        "Print a link that signs in to the operator console.",
+    ),
     "profiles": ("agentpay.cli.setup:profiles", "Store named services with their URL and key."),
     "completion": ("agentpay.cli.setup:completion", "Print the completion script of a shell."),
 }
 """Module and one-line help of each command, so that `--help` imports no command."""
 
 
-class Commands(click.Group):
+GUESSES: Final[Mapping[str, str]] = {
+    "approve": "agentpay approvals approve",
+    "balance": "agentpay accounts get, or with an agent key agentpay budget",
+    "health": "agentpay status",
+    "history": "agentpay accounts history",
+    "login": "agentpay profiles add, or agentpay console-link for the browser",
+    "logs": "agentpay events list, agentpay requests list or agentpay audit list",
+    "pause": "agentpay accounts policy ACCOUNT --pause",
+    "reject": "agentpay approvals reject",
+    "resume": "agentpay accounts policy ACCOUNT --resume",
+    "send": "agentpay transfers create",
+    "version": "agentpay --version",
+}
+"""What to run in place of the commands that people guess first."""
+
+
+class Group(click.Group):
+    """A group whose message for an unknown command names the right one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is named; UsageError with what to run instead of a guess."""
+        name = args[0]
+        if name in GUESSES and name not in self.list_commands(ctx) and not ctx.resilient_parsing:
+            raise click.UsageError(f"No such command {name!r}. Run {GUESSES[name]}.", ctx)
+        return super().resolve_command(ctx, args)
+
+
+class Commands(Group):
     """A group that imports a command when it is used.
 
     `available` has the module and the one-line help of each command. `others` are commands of another
@@ -123,7 +159,8 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is named; UsageError with the name that may have been meant."""
         name = args[0]
-        if name in self.available or name.startswith("-") or ctx.resilient_parsing:
+        is_known = name in self.available or name in GUESSES
+        if is_known or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         if name in self.others:
             raise click.UsageError(
@@ -200,5 +237,6 @@ def main() -> None:
     or handle.
 
     Exit codes: 0 done, 1 failed, 2 usage error, 3 done but the result could not be written, 4 waits for
-    approval, 5 refused by policy, pause or balance, 6 outcome unknown, 130 interrupted.
+    approval, 5 refused by policy, pause or balance, 6 outcome unknown, 7 needs attention (status), 130
+    interrupted.
     """

@@ -23,9 +23,10 @@ from agentpay.cli.options import (
     takes_server,
     takes_yes,
 )
-from agentpay.contract.choices import POLICY_RULES, AccountStatus, TransactionStatus
+from agentpay.contract.choices import POLICY_RULES, AccountSort, AccountStatus, TransactionStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from decimal import Decimal
 
     from agentpay import AgentPay
@@ -47,6 +48,13 @@ def _account(client: AgentPay, account_id: str) -> Account | AccountDetails:
         return client.accounts.get(account_id)
 
 
+_ORDERS: Final[Mapping[str, AccountSort]] = {
+    "name": "name",
+    "balance": "-balance",
+    "spent": "-spent",
+    "limit": "-limit",
+}
+
 accounts: Final = group(
     "accounts",
     "Create, list, fund, read and unblock accounts; set policies.",
@@ -63,12 +71,20 @@ accounts: Final = group(
     ),
     listing(
         "list",
-        "List accounts, newest first.",
+        "List accounts, newest first or sorted.",
         status_option(AccountStatus, "accounts"),
-        call=lambda client: client.console.list_details,
+        click.option(
+            "--sort",
+            type=click.Choice(list(_ORDERS)),
+            help="By name; or by balance, 24-hour spending or its limit, the largest first.",
+        ),
+        call=lambda client: (
+            lambda sort="", **given: client.console.list_details(sort=_ORDERS.get(sort), **given)
+        ),
         columns=[
             Column("name", is_text=True),
             Column("balance", "balance_usdc"),
+            Column("spent", "spent_usdc", Show.IF_IT_FITS),
             Column("status", lambda each: "suspended" if each.signing_stopped_at else each.status),
             Column("created", "created_at", Show.IF_IT_FITS),
             Column("handle", show=Show.WIDE),
@@ -252,7 +268,7 @@ def _print_budget(output: Output, found: Budget) -> None:
         limits = (found.available_usdc, found.max_single_transfer, found.remaining_usdc)
         most = amount(min(limit for limit in limits if limit is not None))
         state = "paused: no transfer is allowed" if found.paused else f"{most} USDC in one transfer"
-        output.line(f"{output.names(found.account_id)} may spend now:", state)
+        output.line(f"{output.names([found.account_id])[0]} may spend now:", state)
     output.record(found, "Budget")
 
 

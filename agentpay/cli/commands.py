@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from agentpay.cli import Group
 from agentpay.cli.options import LISTING, is_given, takes_server, takes_yes, with_options
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Column(NamedTuple):
 
 def group(name: str, text: str, *commands: click.Command) -> click.Group:
     """Return a group of commands."""
-    return click.Group(name, help=cleandoc(text), commands=commands)
+    return Group(name, help=cleandoc(text), commands=commands)
 
 
 def command(

@@ -1,4 +1,4 @@
-"""`agentpay keys`, `operator-keys` and `whoami`, and what keys did: `audit` and `requests`."""
+"""`agentpay keys`, `operator-keys`, `whoami`, `console-link`, and what keys did: `audit`, `requests`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from agentpay.contract.bounds import MAX_KEY_SECONDS
 
 if TYPE_CHECKING:
     from agentpay import AgentPay
+    from agentpay.cli.output import Output
     from agentpay.contract.ext.console import AuditEntry, ServedRequest
 
 
@@ -131,6 +132,28 @@ whoami: Final = command(
     "Show the key that commands use, and whether its money is real.",
     call=lambda client: client.whoami,
     reads="Key",
+)
+
+
+def _print_link(output: Output, link: str) -> None:
+    from agentpay.contract.printable import printable
+
+    if output.is_json:
+        output.document({"console_url": link})
+    else:
+        click.echo(printable(link))
+
+
+console_link: Final = command(
+    "console-link",
+    """Print a link that signs in to the operator console.
+
+    The link works once, within 10 minutes. The browser stays signed in for 12 hours.
+    """,
+    call=lambda client: (
+        lambda: f"{client.base_url}/dashboard#code={client.console.create_sign_in_code().code}"
+    ),
+    prints=_print_link,
 )
 
 

@@ -1,14 +1,14 @@
-"""Names in place of identifiers: accounts by name or handle, keys by name, webhooks by URL.
+"""Names in place of identifiers, and completing them: of accounts, of keys, and of webhooks by URL.
 
 Unknown and ambiguous names raise `CommandRefusedError`.
 """
 
+import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
-from itertools import islice
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
@@ -17,12 +17,62 @@ from agentpay import AgentPay, errors
 from agentpay.cli.connection import address_of, client_of
 from agentpay.cli.options import KEY_VARIABLE, URL_VARIABLE, Named, is_identifier
 from agentpay.cli.output import CommandRefusedError, Output
-from agentpay.contract.identifiers import ACCOUNT, KEY, WEBHOOK, is_public_key
+from agentpay.contract.identifiers import ACCOUNT, KEY, TRANSFER, WEBHOOK, is_public_key
 
 _SHOWN_MAX: Final = 5
-_NAMED_MAX: Final = 1000
-"""Maximum number of accounts read to show names in lists."""
-_ACCOUNT_ID: Final = re.compile(rf"\b{ACCOUNT}[0-9A-Za-z_-]+", re.ASCII)
+_PAGE: Final = 100
+_ACCOUNT_ID: Final = re.compile(rf"\b{ACCOUNT}[0-9a-z]{{26}}\b", re.ASCII)
+
+
+class _Kind(NamedTuple):
+    """What people name: `words` are the identifier and the names of an item, and `items` reads the items.
+
+    Of many items, only those with a name need be read. A message has `what` before the name.
+    """
+
+    prefix: str
+    words: Callable[[Any], Sequence[str | None]]
+    items: Callable[[AgentPay, str], Iterable[Any]]
+    what: str = ""
+    command: str = ""
+
+
+# Not the accounts of the contract, whose balances are live: they cannot be read while the chain is away.
+_ACCOUNT: Final = _Kind(
+    ACCOUNT,
+    lambda each: (each.account_id, each.name, each.handle),
+    lambda server, name: server.console.list_details(name=name, limit=_PAGE),
+    "account named",
+    "accounts list",
+)
+_KINDS: Final[Mapping[str, _Kind]] = {
+    **dict.fromkeys(("account", "own account", "payee"), _ACCOUNT),
+    "agent key": _Kind(
+        KEY,
+        lambda each: (each.key_id, each.name),
+        lambda server, _: server.agent_keys.list(limit=_PAGE),
+        "agent key named",
+        "keys list",
+    ),
+    "operator key": _Kind(
+        KEY,
+        lambda each: (each.key_id, each.name),
+        lambda server, _: server.operator_keys.list(limit=_PAGE),
+        "operator key named",
+        "operator-keys list",
+    ),
+    "webhook": _Kind(
+        WEBHOOK,
+        lambda each: (each.webhook_id, each.url),
+        lambda server, _: server.webhooks.list(limit=_PAGE),
+        "webhook with URL",
+        "webhooks list",
+    ),
+    "waiting transfer": _Kind(
+        TRANSFER, lambda each: (each.transfer_id,), lambda server, _: server.approvals.list(limit=_PAGE)
+    ),
+}
+"""By the names of `Named` types."""
 
 
 def identified(server: AgentPay, output: Output, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,30 +80,19 @@ def identified(server: AgentPay, output: Output, given: Mapping[str, Any]) -> di
     values = dict(given)
     for param in click.get_current_context().command.params:
         if isinstance(param.type, Named):
-            find, named = _FINDERS[param.type.name], values[str(param.name)]
+            kind, named = param.type.name, values[str(param.name)]
             if isinstance(named, tuple):
-                values[str(param.name)] = tuple(find(server, output, each) for each in named)
+                values[str(param.name)] = tuple(_find(server, output, each, kind) for each in named)
             elif named is not None:
-                values[str(param.name)] = find(server, output, named)
-            elif param.type.name == "own account":
+                values[str(param.name)] = _find(server, output, named, kind)
+            elif kind == "own account":
                 values[str(param.name)] = own_account(server, output)
     return values
 
 
 def find_account(server: AgentPay, output: Output, given: str) -> str:
     """Return the account with this identifier, name or handle. Agent keys cannot look up names."""
-    if is_identifier(given, ACCOUNT):
-        return given
-    try:
-        with output.progress(f"Looking up {given}"):
-            found = [each.account_id for each in server.console.list_details(name=given, limit=100)]
-    except errors.PermissionDeniedError:
-        raise CommandRefusedError(
-            f"an agent key cannot look up the account named {given!r}: pass its account_id.",
-            output,
-            error="forbidden",
-        ) from None
-    return _only(found, f"account named {given!r}", "accounts list", output)
+    return _find(server, output, given, "account")
 
 
 def own_account(server: AgentPay, output: Output) -> str:
@@ -64,106 +103,78 @@ def own_account(server: AgentPay, output: Output) -> str:
     return account_id
 
 
-def _find_payee(server: AgentPay, output: Output, given: str) -> str:
-    return given if is_public_key(given) else find_account(server, output, given)
-
-
-def _find_key(server: AgentPay, output: Output, given: str) -> str:
-    return _named(given, KEY, lambda: server.agent_keys.list(limit=100), "agent key", output)
-
-
-def _find_operator_key(server: AgentPay, output: Output, given: str) -> str:
-    return _named(given, KEY, lambda: server.operator_keys.list(limit=100), "operator key", output)
-
-
-def _find_webhook(server: AgentPay, output: Output, given: str) -> str:
-    if is_identifier(given, WEBHOOK):
+def _find(server: AgentPay, output: Output, given: str, name: str) -> str:
+    kind = _KINDS[name]
+    if is_identifier(given, kind.prefix) or (name == "payee" and is_public_key(given)):
         return given
-    with output.progress(f"Looking up {given}"):
-        webhooks = [each.webhook_id for each in server.webhooks.list(limit=100) if each.url == given]
-    return _only(webhooks, f"webhook with URL {given!r}", "webhooks list", output)
-
-
-_FINDERS: Final[Mapping[str, Callable[[AgentPay, Output, str], str]]] = {
-    "account": find_account,
-    "own account": find_account,
-    "payee": _find_payee,
-    "agent key": _find_key,
-    "operator key": _find_operator_key,
-    "webhook": _find_webhook,
-}
-"""For the name of each `Named` type, what finds the identifier."""
-
-
-class AccountNames:
-    """The names of accounts, for lists. Read when first used; identifiers where names are not known."""
-
-    def __init__(self, server: AgentPay) -> None:
-        self._server = server
-
-    def __call__(self, text: str) -> str:
-        """Return a text with the unique names of accounts in place of their identifiers."""
-        return _ACCOUNT_ID.sub(lambda found: self._names.get(found[0], found[0]), text)
-
-    @cached_property
-    def _names(self) -> dict[str, str]:
-        names: dict[str, str] = {}
-        times: dict[str, int] = {}
-        try:
-            for account in _accounts(self._server):
-                names[account.account_id] = account.name
-                times[account.name] = times.get(account.name, 0) + 1
-                if len(names) == _NAMED_MAX:
-                    break
-        except errors.PermissionDeniedError:
-            # An agent key reads its own account only.
-            return {}
-        return {account_id: name for account_id, name in names.items() if times[name] == 1}
-
-
-def completed_accounts(context: click.Context, incomplete: str) -> list[CompletionItem]:
-    """Complete the name, the handle or the identifier of an account, from the service that is set up."""
-    options = {**_given(context), "profile": context.params.get("profile")}
     try:
-        with client_of(address_of(**options)) as server:
-            accounts = list(islice(_accounts(server), _NAMED_MAX))
-    except (click.ClickException, errors.AgentPayError, ValueError):
-        return []
-    words = dict.fromkeys(word for each in accounts for word in (each.name, each.handle, each.account_id))
-    return [CompletionItem(word) for word in words if word.startswith(incomplete) and word.isprintable()]
-
-
-def _given(context: click.Context) -> dict[str, str | None]:
-    """Return the options of the address, which completion has read only in part."""
-    variables = {"url": URL_VARIABLE, "key": KEY_VARIABLE}
-    return {
-        name: context.params.get(name) or os.environ.get(variable) for name, variable in variables.items()
-    }
-
-
-def _accounts(server: AgentPay) -> Iterable[Any]:
-    # Not those of the contract, whose balances are live: they cannot be read while the chain is away.
-    return server.console.list_details(limit=100)
-
-
-def _named(given: str, prefix: str, items: Callable[[], Iterable[Any]], kind: str, output: Output) -> str:
-    if is_identifier(given, prefix):
-        return given
-    with output.progress(f"Looking up {given}"):
-        found = [each.key_id for each in items() if each.name == given]
-    return _only(
-        found, f"{kind} named {given!r}", f"{'keys' if kind == 'agent key' else 'operator-keys'} list", output
-    )
-
-
-def _only(found: list[str], what: str, command: str, output: Output) -> str:
+        with output.progress(f"Looking up {given}"):
+            words = [kind.words(each) for each in kind.items(server, given)]
+    except errors.PermissionDeniedError:
+        if kind is not _ACCOUNT:
+            raise
+        raise CommandRefusedError(
+            f"an agent key cannot look up the account named {given!r}: pass its account_id.",
+            output,
+            error="forbidden",
+        ) from None
+    found = [str(identifier) for identifier, *names in words if given in names]
     if len(found) == 1:
         return found[0]
+    what = f"{kind.what} {given!r}"
     if not found:
         raise CommandRefusedError(
-            f"there is no {what}. List them with agentpay {command}.", output, error="not_found"
+            f"there is no {what}. List them with agentpay {kind.command}.", output, error="not_found"
         )
     shown = ", ".join(found[:_SHOWN_MAX]) + (", …" if len(found) > _SHOWN_MAX else "")
     raise CommandRefusedError(
         f"{len(found)} matches for {what}: {shown}. Pass an identifier.", output, error="ambiguous"
     )
+
+
+def completed(context: click.Context, name: str, incomplete: str) -> list[CompletionItem]:
+    """Complete names and identifiers of a kind, from the service that is set up if it responds."""
+    kind, variables = _KINDS[name], {"url": URL_VARIABLE, "key": KEY_VARIABLE}
+    # Completion has read the options only in part.
+    given = {
+        each: context.params.get(each) or os.environ.get(variable) for each, variable in variables.items()
+    }
+    try:
+        address = address_of(**given, profile=context.params.get("profile"))
+        with client_of(address) as server:
+            read = _accounts_like if kind is _ACCOUNT else kind.items
+            words = dict.fromkeys(word for each in read(server, incomplete) for word in kind.words(each))
+    except (click.ClickException, errors.AgentPayError, ValueError):
+        return []
+    return [
+        CompletionItem(word) for word in words if word and word.startswith(incomplete) and word.isprintable()
+    ]
+
+
+def _accounts_like(server: AgentPay, incomplete: str) -> Iterable[Any]:
+    newest = server.console.list_details(limit=_PAGE)
+    if not newest.has_more or not incomplete.strip():
+        return newest.data
+    return (*newest.data, *server.console.search(incomplete[:_PAGE], limit=20).accounts)
+
+
+class AccountNames:
+    """The names of accounts, for lists and questions; identifiers where names are not known."""
+
+    def __init__(self, server: AgentPay) -> None:
+        self._server = server
+        self._known: dict[str, str] = {}
+
+    def __call__(self, texts: Sequence[str]) -> list[str]:
+        """Return texts with the unique names of accounts in place of their identifiers."""
+        asked = dict.fromkeys(each for text in texts for each in _ACCOUNT_ID.findall(text))
+        new = [each for each in asked if each not in self._known]
+        self._known |= dict(zip(new, new, strict=True))
+        # An agent key reads its own account only.
+        with contextlib.suppress(errors.PermissionDeniedError):
+            for start in range(0, len(new), _PAGE):
+                found = self._server.console.list_details(ids=new[start : start + _PAGE], limit=_PAGE)
+                self._known |= {each.account_id: each.name for each in found}
+        times = Counter(self._known.values())
+        unique = {each: name for each, name in self._known.items() if times[name] == 1}
+        return [_ACCOUNT_ID.sub(lambda found: unique.get(found[0], found[0]), text) for text in texts]

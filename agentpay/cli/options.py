@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import click
+from click.core import ParameterSource
 
 from agentpay.contract.identifiers import SESSION, TRANSFER
 
@@ -37,6 +38,9 @@ DEFAULT_URL: Final = "http://127.0.0.1:8402"
 IS_VISIBLE: Final = "Prefer the variable: other users of the machine may see command lines."
 """A sentence in the help of each option whose value is or contains a secret."""
 
+_AGO: Final = re.compile(r"([0-9]{1,9})([mhdw])", re.ASCII)
+_UNITS: Final = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_TIMES: Final = "24h, yesterday, 2026-01-31 or 2026-01-31T12:00:00Z"
 _YEAR_SECONDS: Final = 366 * 24 * 3600
 _PLAIN: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?", re.ASCII)
 _OPAQUE: Final = re.compile(r"[0-9A-Za-z_-]{1,128}", re.ASCII)
@@ -75,13 +79,17 @@ class Seconds(click.FloatRange):
 class Parsed(click.ParamType[T]):
     """A value that a function reads; the function's `ValueError` says why a value is refused.
 
-    In help, an option has the name as its value, in capitals, or `metavar` if it is given.
+    In help, an option has the name as its value, in capitals, or `metavar` if it is given. `completes` is the
+    kind, in `agentpay.cli.naming`, of what the service knows and a shell completes.
     """
 
-    def __init__(self, name: str, parse: Callable[[str], T], metavar: str | None = None) -> None:
+    def __init__(
+        self, name: str, parse: Callable[[str], T], metavar: str | None = None, *, completes: str = ""
+    ) -> None:
         self.name = name
         self._parse = parse
         self._metavar = metavar
+        self._completes = completes
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:  # noqa: ARG002
         """Return the placeholder of the value in help."""
@@ -98,6 +106,16 @@ class Parsed(click.ParamType[T]):
             return self._parse(str(value))
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete names and identifiers, from the service that is set up."""
+        if not self._completes:
+            return super().shell_complete(ctx, param, incomplete)
+        from agentpay.cli.naming import completed
+
+        return completed(ctx, self._completes, incomplete)
 
 
 def _amount(value: str) -> Decimal:
@@ -131,9 +149,19 @@ def _label(value: str) -> str:
 
 
 def _moment(value: str) -> datetime:
+    from datetime import UTC, datetime, timedelta
+
     from agentpay.contract.fields import parse_timestamp
 
-    return parse_timestamp(value)
+    now = datetime.now(UTC)
+    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    words = {"now": now, "today": today, "yesterday": today - timedelta(days=1)}
+    try:
+        if ago := _AGO.fullmatch(value):
+            return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        return words.get(value) or parse_timestamp(value + "T00:00:00Z" if len(value) == 10 else value)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{value!r} is not a time such as {_TIMES}") from None
 
 
 USDC: Final = Parsed("usdc", _amount)
@@ -143,10 +171,10 @@ LIMIT: Final = Parsed("usdc", _limit, "USDC|none")
 LABEL: Final = Parsed("label", _label)
 """A display name: 1 to 100 characters, no control characters; trimmed."""
 MOMENT: Final = Parsed("time", _moment)
-"""A time in the service's format: `2026-01-31T12:00:00Z`."""
+"""A time in the service's format, a day in UTC, `today`, `yesterday`, `now`, or how long ago: `24h`."""
 
 
-def identifier(*prefixes: str) -> Parsed[str]:
+def identifier(*prefixes: str, completes: str = "") -> Parsed[str]:
     """Return the type of an identifier with one of the prefixes, such as `acct_`."""
 
     def parse(value: str) -> str:
@@ -155,7 +183,7 @@ def identifier(*prefixes: str) -> Parsed[str]:
             raise ValueError(f"{value!r} is not an identifier such as {forms}")
         return value
 
-    return Parsed("identifier", parse)
+    return Parsed("identifier", parse, completes=completes)
 
 
 def is_identifier(text: str, *prefixes: str) -> bool:
@@ -163,29 +191,14 @@ def is_identifier(text: str, *prefixes: str) -> bool:
     return any(text.startswith(prefix) and _OPAQUE.fullmatch(text, len(prefix)) for prefix in prefixes)
 
 
-class Named(click.ParamType[str]):
+class Named(Parsed[str]):
     """A name that people type in place of an identifier; the command is called with the identifier.
 
-    `agentpay.cli.naming` finds it, by what `name` says. Names of accounts are completed.
+    `agentpay.cli.naming` finds it, by what `name` says.
     """
 
     def __init__(self, name: str, metavar: str) -> None:
-        self.name = name
-        self._metavar = metavar
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
-        """Return the placeholder of the value in help."""
-        return self._metavar
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Complete the name, the handle or the identifier of an account, from the service that is set up."""
-        if self not in (ACCOUNT, OWN_ACCOUNT, PAYEE):
-            return super().shell_complete(ctx, param, incomplete)
-        from agentpay.cli.naming import completed_accounts
-
-        return completed_accounts(ctx, incomplete)
+        super().__init__(name, str, metavar, completes=name)
 
 
 ACCOUNT: Final = Named("account", "ACCOUNT")
@@ -292,7 +305,7 @@ def either(*options: str) -> Decorator:
 def is_given(parameter: str) -> bool:
     """Return whether the option of a parameter is on the command line."""
     source = click.get_current_context().get_parameter_source(parameter)
-    return source is click.core.ParameterSource.COMMANDLINE
+    return source is ParameterSource.COMMANDLINE
 
 
 def with_output(command: Function) -> Function:
@@ -351,12 +364,14 @@ def takes_address(command: Function) -> Function:
             "--url",
             envvar=URL_VARIABLE,
             show_envvar=True,
+            callback=_refuse_url_of_a_webhook,
             help=f"URL of the server.  [default: {DEFAULT_URL}]",
         ),
         click.option(
             "--key",
             envvar=KEY_VARIABLE,
             show_envvar=True,
+            is_eager=True,
             help=f"Operator key or agent key. {IS_VISIBLE} A profile hides the key, too.",
         ),
         click.option(
@@ -366,6 +381,22 @@ def takes_address(command: Function) -> Function:
             help=f"Service of `profiles add` to use.  [env var: {PROFILE_VARIABLE}]",
         ),
     )
+
+
+def _refuse_url_of_a_webhook(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
+    """Refuse a `--url` that may be a webhook's: the service's key must not be sent there."""
+    has_path = "/" in (value or "").partition("://")[2].rstrip("/")
+    is_of_webhooks = (ctx.parent is not None and ctx.parent.info_name == "webhooks") or (
+        ctx.info_name == "listen" and has_path
+    )
+    given = [name for name in ("url", "key") if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if is_of_webhooks and given == ["url"] and not ctx.resilient_parsing:
+        raise click.UsageError(
+            "--url is the URL of the service, and needs --key here, so that no webhook gets its key. The URL "
+            "of a webhook is an argument without a name, or --forward-to.",
+            ctx,
+        )
+    return value
 
 
 def _complete_profile(_context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -385,7 +416,7 @@ LISTING: Final[tuple[Decorator, ...]] = (
         show_default=True,
         help="Largest number of items.",
     ),
-    click.option("--since", type=MOMENT, help="Only after this time, such as 2026-01-31T12:00:00Z."),
+    click.option("--since", type=MOMENT, help=f"Only after this time, such as {_TIMES}."),
     click.option("--until", type=MOMENT, help="Only up to and including this time."),
     click.option("--all", "is_all", is_flag=True, help="All items."),
     click.option("--csv", "is_csv", is_flag=True, help="Print CSV: all items, every field."),

@@ -17,14 +17,12 @@ from typing import IO, Any, Final, TextIO
 import attrs
 import click
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
-from agentpay.cli import FAILED, UNWRITTEN
+from agentpay.cli import FAILED, UNWRITTEN, tables
 from agentpay.cli.commands import Column
-from agentpay.cli.tables import lines, styled
+from agentpay.cli.tables import styled
 from agentpay.contract import codec
-from agentpay.contract.csv_text import CsvPrinter
 from agentpay.contract.events import Event
 from agentpay.contract.printable import printable
 from agentpay.errors import AgentPayError
@@ -44,13 +42,13 @@ class _Console(Console):
 class Output:
     """Prints a command's results: as JSON, or identifiers only if quiet.
 
-    `names` puts names in place of the identifiers of accounts in a text, for lists and questions.
+    `names` puts names in place of the identifiers of accounts in texts, for lists and questions.
     """
 
     def __init__(self, *, is_json: bool, is_quiet: bool = False) -> None:
         self.is_json = is_json
         self.is_quiet = is_quiet
-        self.names: Callable[[str], str] = str
+        self.names: Callable[[Sequence[str]], Sequence[str]] = list
         self._out = _console(sys.stdout)
         self._err = _console(sys.stderr)
 
@@ -136,6 +134,8 @@ class Output:
 
     def csv(self, models: Iterable[Any], *, empty: str) -> None:
         """Print a list of models as CSV while it is read. One that breaks off exits with 3."""
+        from agentpay.contract.csv_text import CsvPrinter
+
         printed, printer = 0, None
         try:
             for model in models:
@@ -162,6 +162,8 @@ class Output:
         self, columns: Sequence[Column], *, empty: str, is_wide: bool
     ) -> Iterator[Callable[[Sequence[object], str], None]]:
         """Let the block redraw a list in the same place, with a line of text below it."""
+        from rich.live import Live
+
         with Live(console=self._out, auto_refresh=False) as live:
 
             def draw(models: Sequence[object], below: str) -> None:
@@ -175,6 +177,12 @@ class Output:
     def line(self, *words: object) -> None:
         """Print one line of text; known words, such as statuses, are coloured."""
         self._out.print(Text(" ").join(styled(word) for word in words), soft_wrap=True)
+
+    def lines(self, lines: Iterable[Sequence[object]]) -> None:
+        """Print lines of what was read, each as `line` does."""
+        with self._reporting_unwritten():
+            for words in lines:
+                self.line(*words)
 
     def note(self, text: str) -> None:
         """Print a note on standard error."""
@@ -198,7 +206,7 @@ class Output:
         A script is never asked. `question` may ask the server, and is only called to be shown.
         """
         if not self.is_json and sys.stdin.isatty() and sys.stderr.isatty():
-            click.confirm(printable(self.names(question())), abort=True, err=True)
+            click.confirm(printable(self.names([question()])[0]), abort=True, err=True)
 
     @contextlib.contextmanager
     def _reporting_unwritten(self, fields: Mapping[str, Any] | None = None) -> Iterator[None]:
@@ -233,7 +241,9 @@ class Output:
         if not models:
             return []
         now = datetime.now(UTC)
-        return lines(models, columns, width=self._out.width, is_wide=is_wide, now=now, names=self.names)
+        return tables.lines(
+            models, columns, width=self._out.width, is_wide=is_wide, now=now, names=self.names
+        )
 
 
 class CommandRefusedError(click.ClickException):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
-from click.shell_completion import get_completion_class
 
+from agentpay.cli import Group
 from agentpay.cli.options import IS_VISIBLE, KEY_VARIABLE, URL_VARIABLE, takes_output
 
 if TYPE_CHECKING:
@@ -16,7 +16,29 @@ if TYPE_CHECKING:
     from agentpay.cli.profiles import Config
 
 
-@click.group()
+_BASH: Final = """\
+%(complete_func)s() {
+    # Bash splits words at : and @ too, replaces only "$2", and inserts what it is given as it is.
+    local line=${COMP_LINE:0:COMP_POINT} type value kept
+    kept=${line%%"$2"}; kept=${kept##* }
+    [[ $kept$2 ]] || line+="''"
+    COMPREPLY=()
+    while IFS=, read -r type value; do
+        if [[ $type != plain ]]; then
+            compopt -o default
+        elif [[ $kept != [\\"\\']* ]]; then
+            printf -v value %%q "${value#"$kept"}"
+            COMPREPLY+=("${value//\\\\,/,}")
+        elif [[ $value != *[\\"\\'\\\\\\$\\`]* ]]; then
+            COMPREPLY+=("$value")
+        fi
+    done < <(env COMP_WORDS="$line" COMP_CWORD=-1 %(complete_var)s=bash_complete "$1")
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+
+@click.group(cls=Group)
 def profiles() -> None:
     """Store named services with their URL and key.
 
@@ -143,6 +165,8 @@ def completion(shell: str) -> None:
     zsh:  eval "$(agentpay completion zsh)" in ~/.zshrc, after compinit
     fish: agentpay completion fish > ~/.config/fish/completions/agentpay.fish
     """  # noqa: D301 - the escape stops click from rewrapping the lines
+    from click.shell_completion import get_completion_class
+
     root = click.get_current_context().find_root()
     name = root.info_name or "agentpay"
     found = get_completion_class(shell)
@@ -151,6 +175,7 @@ def completion(shell: str) -> None:
     variable = f"_{name.replace('-', '_').upper()}_COMPLETE"
     # Not `source()` of bash, which runs bash to check its version.
     script = found(root.command, {}, name, variable)
+    source = _BASH if shell == "bash" else script.source_template
     # In fish, the template of click splits at every comma, which cuts `transfer.settled,escalation.required`.
-    template = script.source_template.replace('string split ","', 'string split --max 1 ","')
+    template = source.replace('string split ","', 'string split --max 1 ","')
     click.echo(template % script.source_vars())

@@ -13,7 +13,6 @@ from io import StringIO
 from typing import Final
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from agentpay.cli.commands import Column, Show
@@ -56,20 +55,23 @@ def lines(
     width: int,
     is_wide: bool,
     now: datetime,
-    names: Callable[[str], str] = str,
+    names: Callable[[Sequence[str]], Sequence[str]] = list,
 ) -> list[Text]:
     """Return the heading and one line per item.
 
     `width` is in cells. `is_wide` shows every column, nothing shortened, and times as timestamps; otherwise
-    they are relative to `now`. `names` puts names in place of the identifiers of accounts in a text.
+    they are relative to `now`. `names` puts names in place of the identifiers of accounts in texts.
     """
+    from rich.table import Table
+
     cells: dict[Column, list[Text]] = {}
     amounts = set()
     for column in columns:
         if is_wide or column.show is not Show.WIDE:
             values = [column.value(item) for item in items]
             if column.is_account:
-                values = [value and names(str(value)) for value in values]
+                named = iter(names([str(value) for value in values if value]))
+                values = [value and next(named) for value in values]
             decimals = [len(amount(v).partition(".")[2]) for v in values if isinstance(v, Decimal)]
             if decimals:
                 amounts.add(column)

@@ -15,10 +15,12 @@ from agentpay.cli.options import (
     TRANSFER_ID,
     USDC,
     account_option,
+    identifier,
     payer_option,
     status_option,
 )
 from agentpay.contract.choices import TransferStatus
+from agentpay.contract.identifiers import TRANSFER
 
 if TYPE_CHECKING:
     from agentpay import AgentPay, PendingTransfer
@@ -98,6 +100,8 @@ def _described(client: AgentPay, transfer_id: str, **_: Any) -> str:  # noqa: AN
     return f"{amount(transfer.amount_usdc)} USDC from {transfer.from_} to {transfer.to}{memo}"
 
 
+_WAITING = click.argument("transfer_id", type=identifier(TRANSFER, completes="waiting transfer"))
+
 approvals: Final = group(
     "approvals",
     """List, approve and reject transfers that wait for approval.
@@ -128,7 +132,7 @@ approvals: Final = group(
 
         Approving a transfer twice never pays twice.
         """,
-        TRANSFER_ID,
+        _WAITING,
         call=lambda client: client.approvals.approve,
         asks=lambda client, **given: f"Approve {_described(client, **given)}?",
         progress="Paying {transfer_id}",
@@ -137,7 +141,7 @@ approvals: Final = group(
     command(
         "reject",
         "Reject a transfer. This cannot be undone.",
-        TRANSFER_ID,
+        _WAITING,
         click.option("--reason", help="Reason, 1 to 200 characters. The agent can read it."),
         call=lambda client: client.approvals.reject,
         asks=lambda client, **given: f"Reject {_described(client, **given)}?",

@@ -20,10 +20,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "Run a server with sample agents that pay, are rejected, and wait for approval.",
     ),
     "keys": ("agentpay_server.cli.printing:keys", "Generate operator keys."),
-    "console-link": (
-        "agentpay_server.cli.printing:console_link",
-        "Print a link that signs in to the operator console.",
-    ),
+    "console-link": CLIENT_COMMANDS["console-link"],
     "operators": (
         "agentpay_server.cli.operators:operators",
         "Create operators in a data directory or database.",
@@ -56,5 +53,6 @@ def main() -> None:
     All other commands for a running server are those of agentpay.
 
     Exit codes: 0 done, 1 failed, 2 usage error, 3 done but the result could not be written, 4 waits for
-    approval, 5 refused by policy, pause or balance, 6 outcome unknown, 130 interrupted.
+    approval, 5 refused by policy, pause or balance, 6 outcome unknown, 7 needs attention (agentpay status),
+    130 interrupted.
     """

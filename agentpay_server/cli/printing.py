@@ -1,14 +1,12 @@
-"""Commands that print one thing: a new operator key, a link to the console (interface CO20), a document."""
+"""Commands that print one thing: a new operator key, a document."""
 
 import secrets
 
 import click
 
-from agentpay import AgentPay
-from agentpay.cli.options import takes_json, takes_server
+from agentpay.cli.options import takes_json
 from agentpay.cli.output import Output
 from agentpay.contract.ext.identity import KeyKind
-from agentpay.contract.printable import printable
 from agentpay_server.platform.principals import new_key
 
 
@@ -36,21 +34,6 @@ def generate_key(*, is_json: bool) -> None:
     else:
         # Only the key, unstyled, for use in $(...).
         click.echo(key)
-
-
-@click.command("console-link")
-@takes_server
-def console_link(*, server: AgentPay, output: Output) -> None:
-    """Print a link that signs in to the operator console.
-
-    The link works once, within 10 minutes. The browser stays signed in for 12 hours.
-    """
-    code = server.console.create_sign_in_code()
-    link = f"{server.base_url}/dashboard#code={code.code}"
-    if output.is_json:
-        output.document({"console_url": link})
-    else:
-        click.echo(printable(link))
 
 
 @click.command()

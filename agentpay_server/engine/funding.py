@@ -29,6 +29,7 @@ is in flight is added, and what is burned changes, only under this lock.
 import asyncio
 import logging
 import math
+from collections import deque
 from decimal import Decimal
 from typing import Final
 
@@ -225,6 +226,12 @@ REMEMBERED_SECONDS: Final = 10.0
 _UNREAD_LAMPORTS: Final = PLENTY_LAMPORTS // 4
 """What a process promises from such a balance before it reads it again."""
 
+WATCHED_LEAST_US: Final = 600 * SECOND_US
+"""How long the balance must have been watched to say what a day costs."""
+
+TOP_UP_LAMPORTS: Final = LAMPORTS // 10
+"""A rise of so much is SOL that somebody has sent; a smaller one may be the rents of escrows that return."""
+
 _PROMISED: Final = "treasury_promised"
 
 # One statement, hence one state of the database.
@@ -240,10 +247,22 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @frozen(kw_only=True)
 class TreasuryFunds:
-    """`can_pay`: the treasury can pay for a new transfer, which leaves the reserve."""
+    """What the treasury has.
+
+    Attributes:
+        sol: its balance.
+        can_pay: it can pay for a new transfer, which leaves the reserve.
+        is_low: the balance is below the threshold of the settings.
+        burn_lamports: how much the balance falls a day, as this process has measured over the last 24 hours,
+            or since it was topped up; None in the first ten minutes of that.
+        days_left: after how many whole days at this rate new work is refused; None if it never is.
+    """
 
     sol: Decimal
     can_pay: bool
+    is_low: bool
+    burn_lamports: int | None
+    days_left: int | None
 
 
 class Treasury:
@@ -259,6 +278,8 @@ class Treasury:
         self._low_sol = context.settings.treasury_low_sol
         self._is_low = False
         self._every = Every(LOOK_EVERY_SECONDS)
+        # Times and balances, by the server's clock: at most one a minute.
+        self._watched: deque[tuple[int, int]] = deque()
 
     async def next_due_us(self) -> int | None:
         """Return None on a manual clock before the next read: advancing it has no effect."""
@@ -295,7 +316,28 @@ class Treasury:
                 threshold_sol=f"{self._low_sol:f}",
             )
         self._is_low = is_low
-        return TreasuryFunds(sol=sol, can_pay=lamports >= RESERVE_LAMPORTS + transfer_fee(blockhash))
+        burn = self._burn(lamports)
+        return TreasuryFunds(
+            sol=sol,
+            can_pay=lamports >= RESERVE_LAMPORTS + transfer_fee(blockhash),
+            is_low=is_low,
+            burn_lamports=burn,
+            days_left=max(lamports - RESERVE_LAMPORTS, 0) // burn if burn else None,
+        )
+
+    def _burn(self, lamports: int) -> int | None:
+        """Note the balance, and return by how much it falls a day."""
+        now_us, watched = self._clock.now_us(), self._watched
+        if watched and (now_us < watched[-1][0] or lamports >= watched[-1][1] + TOP_UP_LAMPORTS):
+            watched.clear()
+        if not watched or now_us >= watched[-1][0] + LOOK_EVERY_SECONDS * SECOND_US:
+            watched.append((now_us, lamports))
+        while len(watched) > 1 and watched[1][0] <= now_us - WINDOW_US:
+            watched.popleft()
+        since_us, before = watched[0]
+        if now_us < since_us + WATCHED_LEAST_US:
+            return None
+        return max(before - lamports, 0) * WINDOW_US // (now_us - since_us)
 
 
 def transfer_fee(blockhash: Blockhash) -> int:

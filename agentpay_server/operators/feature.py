@@ -16,9 +16,7 @@ class OperatorServices:
         self.keys: Keys = Keys(core.context, are_all_seeded=core.config.seeded_port_keys)
         self.sign_ins: SignIns = SignIns(core.context)
         self.audit: AuditTrail = AuditTrail(core.context)
-        self.overview: Overview = Overview(
-            core.context, core.treasury, self.requests, keeps_snapshots=core.is_in_memory
-        )
+        self.overview: Overview = Overview(core, self.requests)
         self.search: SearchDesk = SearchDesk(core)
 
 

@@ -1,11 +1,11 @@
 """An operator's overview: counts, and the requests that this process has handled (CO16, CO17)."""
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final
 
-from sqlalchemy import BindParameter, bindparam, func, literal_column, select, true
+from sqlalchemy import BindParameter, bindparam, exists, func, literal_column, select, true
 
 from agentpay.contract.choices import POLICY_RULES
 from agentpay.contract.ext.console import ConsoleSummary, PolicyRule, ServedRequest
@@ -14,19 +14,34 @@ from agentpay.contract.pages import PageBody, PageQuery
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
-from agentpay_server.database.tables import accounts, deliveries, operators, sessions, transfers, webhooks
-from agentpay_server.engine.funding import LAMPORTS, Treasury
+from agentpay_server.database.tables import (
+    accounts,
+    chain_transactions,
+    deliveries,
+    operators,
+    sessions,
+    transfers,
+    webhooks,
+)
+from agentpay_server.engine.funding import LAMPORTS, TreasuryFunds
+from agentpay_server.feature import Core
 from agentpay_server.ledger import spending
-from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.deliveries import NEEDS_ATTENTION
 from agentpay_server.ledger.spending import KeyName
-from agentpay_server.platform.clock import from_us
+from agentpay_server.ledger.transactions import State
+from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.platform.principals import Principal
 
 # Each count has an index that contains only the counted rows, so history costs nothing.
 
 UNDELIVERED_MAX: Final = 10_000
 """Maximum count of undelivered deliveries that no replay has delivered."""
+
+STUCK_US: Final = 600 * SECOND_US
+"""From when a transfer in flight is stuck: what lands, lands within two minutes."""
+
+DAYS_LEFT_LEAST: Final = 7
+"""With fewer days left, the treasury needs attention."""
 
 _OPERATOR: Final[BindParameter[str]] = bindparam("operator_id")
 _NAME: Final = select(operators.c.name).where(operators.c.operator_id == _OPERATOR)
@@ -57,6 +72,22 @@ _RETRYING: Final = select(func.count()).select_from(
     .limit(UNDELIVERED_MAX)
     .subquery()
 )
+_SUSPENDED: Final = _ACCOUNTS.where(accounts.c.suspended_us.is_not(None))
+_STUCK_TRANSFERS: Final = select(func.count()).where(
+    transfers.c.operator_id == _OPERATOR,
+    transfers.c.status == literal_column("'submitted'"),
+    exists().where(
+        chain_transactions.c.subject_id == transfers.c.transfer_id,
+        chain_transactions.c.state == literal_column(f"'{State.PENDING}'"),
+        chain_transactions.c.created_us < bindparam("stuck_before_us"),
+    ),
+)
+_STUCK_SESSIONS: Final = select(func.count()).where(
+    sessions.c.operator_id == _OPERATOR,
+    sessions.c.status == literal_column(f"'{SessionStatus.CLOSING}'"),
+    sessions.c.stuck_reason.is_not(None),
+)
+_STUCK: Final = select(_STUCK_TRANSFERS.scalar_subquery() + _STUCK_SESSIONS.scalar_subquery())
 _OPEN: Final = select(func.count()).where(
     sessions.c.operator_id == _OPERATOR,
     sessions.c.status.in_(
@@ -72,18 +103,24 @@ def operator_name(connection: Connection, operator_id: str) -> str:
     return str(connection.execute(_NAME, {"operator_id": operator_id}).scalar_one())
 
 
-def counts(connection: Connection, operator_id: str) -> dict[str, int]:
+def counts(connection: Connection, operator_id: str, now_us: int) -> dict[str, int]:
     statements = {
         "accounts": _ACCOUNTS,
         "paused_accounts": _PAUSED,
+        "suspended_accounts": _SUSPENDED,
         "pending_approvals": _PENDING,
         "undelivered_deliveries": _UNDELIVERED,
         "retrying_deliveries": _RETRYING,
         "open_sessions": _OPEN,
     }
-    operator = {"operator_id": operator_id}
-    return {name: int(connection.execute(each, operator).scalar_one()) for name, each in statements.items()}
+    operator: dict[str, object] = {"operator_id": operator_id}
+    found = {name: int(connection.execute(each, operator).scalar_one()) for name, each in statements.items()}
+    stuck = connection.execute(_STUCK, {**operator, "stuck_before_us": now_us - STUCK_US})
+    return {**found, "stuck_settlements": int(stuck.scalar_one())}
 
+
+_WRONG: Final = ("suspended_accounts", "undelivered_deliveries", "stuck_settlements")
+"""The counts that are 0 while all is well. A pause and an approval are what an operator has asked for."""
 
 KEPT: Final = 1000
 
@@ -126,13 +163,10 @@ class RequestLog:
 
 
 class Overview:
-    def __init__(
-        self, context: Context, treasury: Treasury, log: RequestLog, *, keeps_snapshots: bool
-    ) -> None:
-        self._context = context
-        self._treasury = treasury
+    def __init__(self, core: Core, log: RequestLog) -> None:
+        self._core = core
+        self._context = core.context
         self._log = log
-        self._keeps_snapshots = keeps_snapshots
 
     async def requests(self, principal: Principal, query: PageQuery) -> PageBody[ServedRequest]:
         listing = List("requests", principal.operator_id)
@@ -142,10 +176,11 @@ class Overview:
         return listing.page(rows, query.limit, seq=lambda row: row[0], item=partial(_served, names))
 
     async def summary(self, principal: Principal) -> ConsoleSummary:
-        name, counts = await self._context.database.read(_named_counts, principal.operator_id)
-        lamports: int | None = None
+        clock = self._context.clock
+        name, counts = await self._context.database.read(_named_counts, principal.operator_id, clock.now_us())
+        funds: TreasuryFunds | None = None
         try:
-            lamports = int((await self._treasury.read()).sol * LAMPORTS)
+            funds = await self._core.treasury.read()
             # The treasury is read without the sandbox's faults.
             await self._context.chain.block_height()
             is_reachable = True
@@ -155,16 +190,36 @@ class Overview:
             operator_name=name,
             **counts,
             is_chain_reachable=is_reachable,
-            treasury_lamports=lamports,
-            is_clock_manual=self._context.clock.is_manual,
-            keeps_snapshots=self._keeps_snapshots,
+            treasury_lamports=None if funds is None else int(funds.sol * LAMPORTS),
+            treasury_burn_lamports=None if funds is None else funds.burn_lamports,
+            treasury_days_left=None if funds is None else funds.days_left,
+            needs_attention=tuple(self._needs_attention(counts, funds, is_chain_reachable=is_reachable)),
+            is_clock_manual=clock.is_manual,
+            keeps_snapshots=self._core.is_in_memory,
             policy_rules=tuple(PolicyRule(**rule._asdict()) for rule in POLICY_RULES),
-            now=from_us(self._context.clock.now_us()),
+            now=from_us(clock.now_us()),
         )
 
+    def _needs_attention(
+        self, counts: Mapping[str, int], funds: TreasuryFunds | None, *, is_chain_reachable: bool
+    ) -> Iterator[str]:
+        if not is_chain_reachable:
+            yield "chain"
+        if funds is not None and (
+            not funds.can_pay
+            or funds.is_low
+            or (funds.days_left is not None and funds.days_left < DAYS_LEFT_LEAST)
+        ):
+            yield "treasury"
+        if not self._context.clock_check.agrees():
+            yield "clock"
+        if self._core.schedule.lag_seconds() > self._context.settings.ready_lag_seconds:
+            yield "workers"
+        yield from (name for name in _WRONG if counts[name])
 
-def _named_counts(connection: Connection, operator_id: str) -> tuple[str, dict[str, int]]:
-    return operator_name(connection, operator_id), counts(connection, operator_id)
+
+def _named_counts(connection: Connection, operator_id: str, now_us: int) -> tuple[str, dict[str, int]]:
+    return operator_name(connection, operator_id), counts(connection, operator_id, now_us)
 
 
 def _served(names: Mapping[str, KeyName], row: _Kept) -> ServedRequest:

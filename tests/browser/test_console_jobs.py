@@ -266,6 +266,50 @@ def test_an_account_is_created_funded_limited_paid_from_and_paused(
     assert server.client().policies.get(account_id).paused
 
 
+@BOTH
+def test_everything_is_paused_and_resumed_but_what_was_paused_before(
+    server: AgentPayServer, console: Console, size: tuple[int, int]
+) -> None:
+    client = server.client()
+    first, second, before = (client.accounts.create(name=name).account_id for name in ("One", "Two", "Three"))
+    client.policies.pause(before)
+    tab = console.open(size=size)
+    tab.get_by_role("button", name="Pause all…").click()
+    expect(tab.get_by_role("dialog")).to_contain_text("Transfers of all accounts are refused from now on.")
+    confirm(tab, "Pause all")
+    says(tab, "2 accounts paused; 3 are paused now.")
+    assert all(client.policies.get(each).paused for each in (first, second, before))
+    tab.get_by_role("button", name="Resume all…").click()
+    confirm(tab, "Resume all")
+    says(tab, "2 accounts resumed; 1 are paused now.")
+    assert [client.policies.get(each).paused for each in (first, second, before)] == [False, False, True]
+
+
+def test_one_strip_says_whether_all_is_well_and_leads_to_what_is_not(
+    server: AgentPayServer, console: Console
+) -> None:
+    client, transfer = server.client(), waiting(server)
+    client.policies.pause(transfer.to)
+    tab = console.open()
+    strip = tab.get_by_role("region", name="Health")
+    expect(strip.locator("li")).to_have_text(
+        ["Chain responds", "0 suspended", "1 of 2 paused", "1 waiting", "0 undelivered", "0 stuck"]
+    )
+    # Pauses and approvals are what an operator has asked for.
+    expect(strip.locator(".bad")).to_have_count(0)
+    expect(tab.locator(".state")).to_have_class("state live")
+    server.scenario("undelivered_webhook")
+    console.go(tab, "approvals")
+    expect(strip.locator(".bad")).to_have_text(["1 undelivered"])
+    expect(tab.locator(".state")).to_have_text("Live")
+    expect(tab.locator(".state")).to_have_class("state")
+    strip.get_by_role("link", name="1 undelivered").click()
+    expect(tab.locator("h1")).to_have_text("Deliveries")
+    server.sandbox.set_fault("chain_down")
+    console.go(tab, "approvals")
+    expect(strip.locator(".bad")).to_have_text(["Chain does not respond", "1 undelivered"])
+
+
 def test_pause_explanation_and_way_out_are_reachable_when_everything_is_down(
     server: AgentPayServer, console: Console
 ) -> None:

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from receivers import Receiver
 from agentpay import AgentPay, ChainUnavailableError
 from agentpay.cli import COMMANDS, main
 from agentpay.cli.commands import Column, Show
+from agentpay.cli.options import MOMENT
 from agentpay.cli.output import Output
 from agentpay.cli.tables import lines
 from agentpay.contract.fields import format_timestamp
@@ -45,7 +46,7 @@ def every_command(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, .
 def test_each_command_is_of_one_program_and_each_secret_has_a_warning() -> None:
     """`ps` shows command lines to every user of a machine."""
     ours, theirs = dict(every_command(main)), dict(every_command(server_main))
-    assert ours.keys() & theirs.keys() == {("completion",)}
+    assert ours.keys() & theirs.keys() == {("completion",), ("console-link",)}
     assert ("keys", "generate") in theirs
     found = set()
     for path, command in (*ours.items(), *theirs.items()):
@@ -68,6 +69,15 @@ def test_each_command_is_of_one_program_and_each_secret_has_a_warning() -> None:
         (server_main, ["listen", "--json"], "listen is a command of agentpay: run "),
         (server_main, ["completon"], "No such command 'completon'. Did you mean 'completion'?"),
         (main, ["completon"], "No such command 'completon'. Did you mean 'completion'?"),
+        (main, ["login"], "No such command 'login'. Run agentpay profiles add, or agentpay console-link"),
+        (main, ["logs", "x"], "'logs'. Run agentpay events list, agentpay requests list or agentpay audit"),
+        (main, ["balance", "Bot"], "Run agentpay accounts get, or with an agent key agentpay budget."),
+        (main, ["pause", "Bot"], "Run agentpay accounts policy ACCOUNT --pause."),
+        (main, ["accounts", "pause", "Bot"], "Run agentpay accounts policy ACCOUNT --pause."),
+        (main, ["transfers", "send"], "Run agentpay transfers create."),
+        (main, ["version"], "Run agentpay --version."),
+        (server_main, ["version"], "Run agentpay --version."),
+        (main, ["accounts", "lst"], "No such command 'lst'."),
     ],
 )
 def test_a_command_that_does_not_exist_gets_a_suggestion(
@@ -138,6 +148,100 @@ def test_objects_are_found_by_their_names_and_an_ambiguous_or_unknown_one_is_ref
     assert said == "Error: there is no account named 'Nobody'. List them with agentpay accounts list.\n"
     failure = json.loads(commands.run("accounts", "get", "Nobody", "--json").stderr)
     assert failure["error"] == "not_found"
+
+
+def test_a_list_names_its_accounts_with_one_request_however_many_others_there_are(
+    commands: CommandLine,
+) -> None:
+    payer = commands.funded(name="Payer").account_id
+    twins = [commands.client.accounts.create(name="Twin").account_id for _ in range(2)]
+    for payee in (*twins, _shop(commands.client)):
+        commands.client.transfers.create(from_=payer, to=payee, amount=1)
+    for number in range(120):
+        commands.client.accounts.create(name=f"Newer {number}")
+    before = len(commands.items("requests", "list", "--all"))
+    rows = commands.shown("transfers", "list").splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["Payer"] * 3
+    # A name that is not unique there is no name.
+    assert [row.split()[3] for row in rows] == ["Shop", *reversed(twins)]
+    after = commands.items("requests", "list", "--all")
+    routes = [each["route"] for each in after[: len(after) - before]]
+    assert routes.count("/ext/v1/console/accounts") == 2
+
+
+def test_accounts_are_sorted_by_the_service(commands: CommandLine) -> None:
+    for name, amount in (("b", "1"), ("C", "3"), ("a", "2")):
+        account_id = commands.funded("5", name=name).account_id
+        commands.client.transfers.create(from_=account_id, to=_shop(commands.client), amount=amount)
+        commands.client.policies.update(account_id, max_daily_spend=amount)
+    for sort, expected in (
+        ("name", ["a", "b", "C", "Shop", "Shop", "Shop"]),
+        ("spent", ["C", "a", "b", "Shop", "Shop", "Shop"]),
+        ("limit", ["Shop", "Shop", "Shop", "C", "a", "b"]),
+        ("balance", ["b", "a", "Shop", "Shop", "C", "Shop"]),
+    ):
+        assert [each["name"] for each in commands.items("accounts", "list", "--sort", sort)] == expected
+    heading, first, *_ = commands.shown("accounts", "list", "--sort", "spent").splitlines()
+    assert heading.split()[:3] == ["name", "balance", "spent"]
+    assert first.split()[:3] == ["C", "2.00", "3.00"]
+    assert "cannot be combined with sort" in commands.refused(
+        "accounts", "list", "--sort", "spent", "--status", "active"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("2026-01-31T12:00:00Z", datetime(2026, 1, 31, 12, tzinfo=UTC)),
+        ("2026-01-31T12:00:00+02:00", datetime(2026, 1, 31, 10, tzinfo=UTC)),
+        ("2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)),
+        ("now", timedelta(0)),
+        ("30m", timedelta(minutes=30)),
+        ("24h", timedelta(hours=24)),
+        ("7d", timedelta(days=7)),
+        ("2w", timedelta(weeks=2)),
+        *(
+            (bad, None)
+            for bad in ("24", "24x", "h", "-1h", "tomorrow", "2026-02-30", "2026-1-1", "999999999w")
+        ),
+        *((bad, None) for bad in ("2026-01-31T12:00:00", "", "٣h")),
+    ],
+)
+def test_a_time_is_a_timestamp_a_day_or_how_long_ago(
+    given: str, expected: datetime | timedelta | None
+) -> None:
+    if expected is None:
+        with pytest.raises(click.BadParameter, match="is not a time such as 24h, yesterday, 2026-01-31 or"):
+            MOMENT.convert(given, None, None)
+    elif isinstance(expected, datetime):
+        assert MOMENT.convert(given, None, None) == expected
+    else:
+        before = datetime.now(UTC)
+        assert before <= MOMENT.convert(given, None, None) + expected <= datetime.now(UTC)
+
+
+def test_a_day_begins_in_utc() -> None:
+    today, yesterday = (MOMENT.convert(word, None, None) for word in ("today", "yesterday"))
+    assert (today - yesterday, today.time(), today.tzinfo) == (timedelta(days=1), time.min, UTC)
+    assert today <= datetime.now(UTC)
+
+
+def test_a_webhooks_url_is_never_taken_for_that_of_the_service(commands: CommandLine) -> None:
+    with Receiver() as receiver:
+        for arguments in (
+            ("webhooks", "create", "--url", receiver.url),
+            ("webhooks", "create", receiver.url, "--url", receiver.url),
+            ("webhooks", "update", "wh_1", "--url", receiver.url),
+            ("webhooks", "list", "--url", receiver.url),
+            ("listen", "--url", receiver.url),
+        ):
+            result = commands.run(*arguments)
+            assert (result.exit_code, result.stdout) == (2, "")
+            assert "--url is the URL of the service, and needs --key here" in result.stderr
+        assert receiver.posts == []
+    service = ("--url", commands.environment["AGENTPAY_BASE_URL"], "--key", commands.server.operator_key)
+    commands.environment["AGENTPAY_BASE_URL"] = "http://127.0.0.1:9"
+    assert commands.items("webhooks", "list", *service) == []
 
 
 def test_a_budget_is_shown_as_a_sentence_and_figures(commands: CommandLine) -> None:

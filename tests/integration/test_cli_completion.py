@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from command_line import pending
+
+from agentpay import AgentPay
+from agentpay_server import AgentPayServer
 
 pytestmark = pytest.mark.unmeasured
 
@@ -77,7 +81,8 @@ def test_bash_completes(home: Path) -> None:
     for words, _ in CASES:
         given = " ".join(f"'{word}'" for word in words)
         script += [f"COMPREPLY=(); COMP_WORDS=({given}); COMP_CWORD={len(words) - 1}"]
-        script += [f"{programs[words[0]]} {words[0]}"]
+        script += [f"COMP_LINE='{' '.join(words)}'; COMP_POINT=${{#COMP_LINE}}"]
+        script += [f"{programs[words[0]]} {words[0]} '{words[-1]}'"]
         script += ['echo "${COMPREPLY[@]}"']
     told = said(home, "bash", "\n".join(script)).splitlines()
     assert [set(line.split()) for line in told] == [expected for _, expected in CASES]
@@ -112,11 +117,16 @@ def test_zsh_completes(home: Path, typed: str, expected: str) -> None:
 
 
 @contextmanager
-def interactive(home: Path, *command: str) -> Iterator[int]:
+def interactive(home: Path, *command: str, **more: str) -> Iterator[int]:
     """Run a shell on a new terminal."""
     terminal, theirs = pty.openpty()
     with subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(home), start_new_session=True
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(home) | more,
+        start_new_session=True,
     ) as shell:
         os.close(theirs)
         try:
@@ -136,3 +146,36 @@ def read_until(terminal: int, expected: str) -> None:
         assert time.monotonic() < end, shown
         if select.select([terminal], [], [], 0.5)[0]:
             shown += os.read(terminal, 65536).decode("utf-8", "replace")
+
+
+BASH = [
+    ("agentpay accounts get Res", "get Research\\ bot"),
+    ("agentpay accounts get Research\\ b", "get Research\\ bot"),
+    ('agentpay accounts get "Res', 'get "Research bot"'),
+    ("agentpay accounts get @res", "get @research-bot"),
+    ("agentpay keys revoke it", "revoke it\\'s\\ a\\ key"),
+    ("agentpay webhooks test http", "test http://127.0.0.1:9/hooks\\?a=\\$b"),
+    ("agentpay webhooks test http://127.", "test http://127.0.0.1:9/hooks\\?a=\\$b"),
+    ("agentpay approvals approve txn_", "approve {pending}"),
+    ("agentpay transfers create --from Res", "--from Research\\ bot"),
+]
+
+
+def test_bash_completes_what_the_service_knows_and_quotes_it(
+    home: Path, server: AgentPayServer, client: AgentPay
+) -> None:
+    account_id = client.accounts.create(name="Research bot").account_id
+    server.sandbox.fund(account_id, "10")
+    client.agent_keys.create(account_id, name="it's a key")
+    client.webhooks.create("http://127.0.0.1:9/hooks?a=$b", events=["transfer.settled"])
+    known = {"pending": pending(client, account_id)}
+    (home / "config.toml").unlink()
+    service = {"AGENTPAY_BASE_URL": server.listen(), "AGENTPAY_API_KEY": server.operator_key}
+    with interactive(home, "bash", "--norc", "--noprofile", "-i", **service) as terminal:
+        type_(terminal, 'PS1=""; eval "$(agentpay completion bash)"; echo "re""ady"\n')
+        read_until(terminal, "ready")
+        for typed, expected in BASH:
+            type_(terminal, f"{typed}\t")
+            read_until(terminal, expected.format(**known))
+            # Discards the line.
+            type_(terminal, "\x15\n")

@@ -1,12 +1,16 @@
 """The console's overview: counts, the newest requests, the kept snapshots (CO16, CO17, SB9)."""
 
+from contextlib import suppress
+
 import attrs
 import bounds
+import money
 import pytest
+from server_world import START
 
-from agentpay import AgentPay, PermissionDeniedError
+from agentpay import AgentPay, AgentPayError, PermissionDeniedError
 from agentpay.contract.ext.console import ConsoleSummary
-from agentpay_server import AgentPayServer, Sandbox
+from agentpay_server import AgentPayServer, Sandbox, Settings
 
 
 def counted(server: AgentPayServer) -> dict[str, int]:
@@ -30,10 +34,12 @@ def test_the_summary_counts_open_work(server: AgentPayServer, client: AgentPay) 
     assert counted(server) == {
         "accounts": 2,
         "paused_accounts": 1,
+        "suspended_accounts": 0,
         "pending_approvals": 1,
         "undelivered_deliveries": 0,
         "retrying_deliveries": 0,
         "open_sessions": 1,
+        "stuck_settlements": 0,
     }
     server.sessions.close(session.session_id)
     client.approvals.reject(transfer.transfer_id)
@@ -59,6 +65,67 @@ def test_the_treasury_is_counted_in_lamports(client: AgentPay) -> None:
     left = client.console.summary().treasury_lamports
     assert left is not None
     assert 0 < left < held
+
+
+def test_the_treasury_is_measured_and_lasts_so_many_days(server: AgentPayServer, client: AgentPay) -> None:
+    def seen(lamports: int, **later: float) -> tuple[int | None, int | None, bool]:
+        money.give_treasury(server, lamports)
+        server.sandbox.clock.advance(**later)
+        found = client.console.summary()
+        assert found.treasury_lamports == lamports
+        return (
+            found.treasury_burn_lamports,
+            found.treasury_days_left,
+            "treasury" in found.needs_attention,
+        )
+
+    sol = 1_000_000_000
+    # 0.02 SOL are left for the sessions that are open.
+    assert seen(5 * sol) == (None, None, False)
+    assert seen(5 * sol, seconds=599) == (None, None, False)
+    assert seen(5 * sol, seconds=1) == (0, None, False)
+    assert seen(4 * sol, hours=11, minutes=50) == (2 * sol, 1, True)
+    # SOL that somebody sends begins a new measurement.
+    assert seen(80 * sol, seconds=1) == (None, None, False)
+    assert seen(79 * sol, hours=12) == (2 * sol, 39, False)
+    # Only the last 24 hours count.
+    assert seen(79 * sol, hours=12) == (sol, 78, False)
+    assert seen(79 * sol, hours=12) == (0, None, False)
+    assert seen(0)[2]
+
+
+def test_what_is_not_well_is_named() -> None:
+    with AgentPayServer(clock=START, settings=Settings(settlement_wait_seconds=0.05)) as server:
+        client = server.client()
+        payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
+        server.sandbox.fund(payer, "10")
+        client.policies.update(payer, escalation_threshold=5)
+        client.transfers.create(from_=payer, to=payee, amount=5)
+        client.policies.pause(payee)
+        # What an operator has asked for is no trouble.
+        assert client.console.summary().needs_attention == ()
+        server.scenario("undelivered_webhook")
+        assert client.console.summary().needs_attention == ("undelivered_deliveries",)
+        server.sandbox.set_fault("chain_never_lands")
+        with suppress(AgentPayError):
+            client.transfers.create(from_=payer, to=payee, amount=1, max_retries=0)
+        assert client.console.summary().stuck_settlements == 0
+        server.sandbox.set_fault("chain_down")
+        server.sandbox.clock.advance(minutes=11)
+        found = client.console.summary()
+        assert (found.stuck_settlements, found.is_chain_reachable) == (1, False)
+        assert found.needs_attention == ("chain", "undelivered_deliveries", "stuck_settlements")
+        server.sandbox.clear_faults()
+
+
+@pytest.mark.embedded_chain("an account's USDC leaves it without the service")
+def test_a_suspended_account_is_counted(server: AgentPayServer, client: AgentPay) -> None:
+    payer, payee = (client.accounts.create(name=name) for name in ("Payer", "Payee"))
+    for account in (payer, payee):
+        server.sandbox.fund(account.account_id, "10")
+    money.suspend(server, payer, payee, 2_000_000)
+    found = client.console.summary()
+    assert (found.suspended_accounts, found.needs_attention) == (1, ("suspended_accounts",))
 
 
 def test_requests_are_listed_without_their_content(server: AgentPayServer, client: AgentPay) -> None:

@@ -272,15 +272,25 @@ class ConsoleSummary(Model):
         operator_name: name of the operator, as it was created.
         accounts: number of the operator's accounts.
         paused_accounts: how many of them are paused.
+        suspended_accounts: how many of them are suspended.
         pending_approvals: transfers that are pending approval.
         undelivered_deliveries: deliveries whose retries have all failed, and that no replay has delivered;
             counted up to 10,000.
         retrying_deliveries: deliveries of which an attempt has failed, and that are being retried; counted up
             to 10,000.
         open_sessions: sessions that are neither settled nor failed.
+        stuck_settlements: transfers and payments in flight for more than 10 minutes, and sessions whose
+            settlement is stuck.
         is_chain_reachable: whether the chain responds.
         treasury_lamports: lamports of the treasury, which pays fees and rents; None while the chain does not
             respond.
+        treasury_burn_lamports: lamports by which the treasury falls a day, as this server process measures:
+            for up to 24 hours, or since the treasury was topped up. None in the first 10 minutes of that.
+        treasury_days_left: whole days until the treasury pays for no new work, if it goes on falling so; None
+            if it does not fall.
+        needs_attention: what is not well: `chain`, `treasury` (it is low, or has less than 7 days left),
+            `clock`, `workers`, `suspended_accounts`, `undelivered_deliveries` and `stuck_settlements`; empty
+            if all is well.
         is_clock_manual: whether the server's clock stands still until the sandbox advances it.
         keeps_snapshots: whether the sandbox can take and restore snapshots.
         policy_rules: the fields of a policy, in the order in which forms show them.
@@ -291,12 +301,17 @@ class ConsoleSummary(Model):
         "operator_name": "Acme",
         "accounts": 12,
         "paused_accounts": 1,
+        "suspended_accounts": 0,
         "pending_approvals": 2,
         "undelivered_deliveries": 0,
         "retrying_deliveries": 1,
         "open_sessions": 3,
+        "stuck_settlements": 0,
         "is_chain_reachable": True,
         "treasury_lamports": 4_980_000_000,
+        "treasury_burn_lamports": 12_000_000,
+        "treasury_days_left": 413,
+        "needs_attention": [],
         "is_clock_manual": False,
         "keeps_snapshots": False,
         "now": "2026-01-31T12:00:00.000Z",
@@ -305,12 +320,17 @@ class ConsoleSummary(Model):
     operator_name: str
     accounts: int
     paused_accounts: int
+    suspended_accounts: int
     pending_approvals: int
     undelivered_deliveries: int
     retrying_deliveries: int
     open_sessions: int
+    stuck_settlements: int
     is_chain_reachable: bool
     treasury_lamports: int | None
+    treasury_burn_lamports: int | None
+    treasury_days_left: int | None
+    needs_attention: tuple[str, ...]
     is_clock_manual: bool
     keeps_snapshots: bool
     policy_rules: tuple[PolicyRule, ...]
@@ -421,7 +441,7 @@ GET_SUMMARY: Final = Endpoint(
     path=EXTENSIONS + "/console/summary",
     scope=Scope.OPERATOR,
     responses={200: ConsoleSummary},
-    summary="Read the operator's name, and count accounts, pending approvals and other open work.",
+    summary="Read whether all is well: count accounts, pending approvals and other open work.",
 )
 LIST_SERVED_REQUESTS: Final = Endpoint(
     name="console.request_logs.list",

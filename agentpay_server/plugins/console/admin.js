@@ -10,7 +10,6 @@ import {
 	STAY, usdc, words,
 } from "./ui.js";
 
-const SOL = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 3 });
 const HOUR = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", timeZone: "UTC" });
 
@@ -31,9 +30,7 @@ export const overview = ({ asked }) => [
 	part(async () => summary(), (it) => h("ul.tiles",
 		tile("approvals", "Waiting for approval", it.pending_approvals, "warn"),
 		tile("deliveries?needs_attention=true", "Deliveries need attention", it.undelivered_deliveries, "bad"),
-		tile("sessions?status=open", "Open sessions", it.open_sessions),
-		// Test money's treasury never runs dry.
-		!me.is_test_money && tile("overview", "Treasury, SOL", it.treasury_lamports === null ? "–" : SOL.format(it.treasury_lamports / 1e9)))),
+		tile("sessions?status=open", "Open sessions", it.open_sessions))),
 	spending(asked),
 	h("div.head", h("h2.grow", "Accounts"), pausingAll("Resume all", "Those that “Pause all” has paused can pay again.", "resume", ""), pausingAll("Pause all", "Transfers of all accounts are refused from now on.", "pause", "danger"), newAccount()),
 	list({

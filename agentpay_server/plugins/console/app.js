@@ -168,14 +168,14 @@ function start(whom) {
 			h("span.quiet.whom", said(whom), ` · ${CLUSTERS[me.cluster] ?? me.cluster}`), h("span.grow"),
 			button([icon("M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14M16 16l4.5 4.5"), h("span", "Search"), h("kbd", "/")], find, { class: "find", "aria-label": "Search" }), state,
 			button("?", help, { "aria-label": "Keyboard shortcuts" }), button("Sign out", signOut)),
-		h("nav", { "aria-label": "Pages" }, places), h("main"));
-	let isStreaming = false, isAnswered = true, isChained = true;
+		h("nav", { "aria-label": "Pages" }, places), h("section", { "aria-label": "Health" }, h("ul.strip")), h("main"));
+	let isStreaming = false, isAnswered = true, isChained = true, isWell = true;
 	const showState = () => {
 		const isLive = isStreaming && isAnswered && isChained && navigator.onLine;
 		const text = isLive ? "Live" : !navigator.onLine ? "Offline" : isStreaming && isAnswered ? "No chain" : "Reconnecting…";
 		if (state.textContent && state.textContent !== text) tell(text);
 		state.textContent = text;
-		state.classList.toggle("live", isLive);
+		state.classList.toggle("live", isLive && isWell);
 	};
 	const onState = (isLive, hasStream = isLive) => {
 		isStreaming = isLive;
@@ -187,8 +187,8 @@ function start(whom) {
 		isAnswered = answers;
 		showState();
 	}, { signal });
-	addEventListener("chain", (/** @type {any} */ { detail }) => {
-		isChained = detail;
+	addEventListener("health", (/** @type {any} */ { detail }) => {
+		[isChained, isWell] = [detail.is_chain_reachable, !detail.needs_attention.length];
 		// Before the stream is connected, nothing is known that a change could be told of.
 		if (state.textContent) showState();
 	}, { signal });
@@ -210,11 +210,32 @@ async function readFrame(signal) {
 	$("[data-page=approvals] .count").textContent = summary.pending_approvals || "";
 	$("[data-page=deliveries] .count").textContent = summary.undelivered_deliveries || "";
 	allow(summary);
-	dispatchEvent(new CustomEvent("chain", { detail: summary.is_chain_reachable }));
+	$(".strip").replaceChildren(...health(summary));
+	dispatchEvent(new CustomEvent("health", { detail: summary }));
 	const now = Date.parse(summary.now), since = performance.now();
 	// The browser's clock may be wrong.
 	clock.now = () => (summary.is_clock_manual ? now : now + performance.now() - since);
 	return summary;
+}
+
+const SOL = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 3 });
+
+/** What may need attention: how it is, and where to look; what is not well is marked. */
+function health(/** @type {any} */ it) {
+	const sol = (lamports) => `${SOL.format(lamports / 1e9)} SOL`, days = it.treasury_days_left, burn = it.treasury_burn_lamports;
+	const treasury = [it.treasury_lamports === null ? "unknown" : sol(it.treasury_lamports), burn && `${sol(burn)} a day`, days !== null && `${days} days left`].filter(Boolean).join(", ");
+	const parts = {
+		chain: [`Chain ${it.is_chain_reachable ? "responds" : "does not respond"}`],
+		suspended_accounts: [`${it.suspended_accounts} suspended`, "#/overview"],
+		paused: [`${it.paused_accounts} of ${it.accounts} paused`, "#/overview"],
+		approvals: [`${it.pending_approvals} waiting`, "#/approvals"],
+		undelivered_deliveries: [`${it.undelivered_deliveries} undelivered`, "#/deliveries?needs_attention=true"],
+		stuck_settlements: [`${it.stuck_settlements} stuck`, "#/timeline"],
+		// Test money's treasury never runs dry.
+		...(!me.is_test_money && { treasury: [`Treasury ${treasury}`] }),
+		...Object.fromEntries(it.needs_attention.filter((part) => ["clock", "workers"].includes(part)).map((part) => [part, [`${part === "clock" ? "Clock differs" : "Work is late"}`]])),
+	};
+	return Object.entries(parts).map(([part, [text, href]]) => h(it.needs_attention.includes(part) ? "li.bad" : "li", href ? h("a", { href }, text) : text));
 }
 
 function route() {
