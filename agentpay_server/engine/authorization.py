@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import attrs
 from attrs import field, frozen
@@ -430,7 +430,8 @@ class Authorizer:
         except (ConstraintError, Problem):
             # If another request has claimed the key, this one may have been judged against its own purchase.
             # Any other violated constraint is a bug.
-            if await self._context.database.read(self._is_key_as_judged, order):
+            read = self._context.database.read
+            if order.key is None or await read(self._is_as_judged, order.key, order.held):
                 raise
             return None
 
@@ -489,9 +490,8 @@ class Authorizer:
         )
         return order.decide(gate)
 
-    def _is_key_as_judged(self, connection: Connection, order: Order[Any]) -> bool:
-        now_us = self._context.clock.now_us()
-        return order.key is None or idempotency.find(connection, order.key, now_us) == order.held
+    def _is_as_judged(self, connection: Connection, key: RequestedKey, held: Held) -> bool:
+        return idempotency.find(connection, key, self._context.clock.now_us()) == held
 
 
 def must_read_again(source: AccountRecord, preflight: Preflight | None) -> bool:

@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Any, Final, Generic, TypeVar, cast
 
 from attrs import evolve, field, frozen
-from sqlalchemy import BigInteger, ColumnElement, bindparam, case, func, select, update
+from sqlalchemy import BigInteger, ColumnElement, bindparam, case, func, literal_column, select, update
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from agentpay.contract import identifiers
@@ -200,13 +200,15 @@ _DATED: Final = ("last_spend_us", "last_burned_us", "suspended_us")
 
 @cache
 def _posted(names: tuple[str, ...], count: int) -> ReturningUpdate[Any]:
-    """Return the statement that changes columns of so many accounts; it locks them by identifier."""
+    """Return the statement that changes columns of so many accounts; it locks them in the order given."""
     ids = [bindparam(f"account_{place}", type_=table.c.account_id.type) for place in range(count)]
     where, locked = [table.c.account_id.in_(ids)], table.alias()
     if count > 1:
-        in_order = (
-            select(locked.c.account_id).where(locked.c.account_id.in_(ids)).order_by(locked.c.account_id)
+        # Not by the database's own order of texts, in which other units do not lock them.
+        place_of = case(
+            *((locked.c.account_id == each, literal_column(str(n))) for n, each in enumerate(ids))
         )
+        in_order = select(locked.c.account_id).where(locked.c.account_id.in_(ids)).order_by(place_of)
         where.append(table.c.account_id.in_(in_order.with_for_update()))
 
     def changed(name: str) -> ColumnElement[Any]:

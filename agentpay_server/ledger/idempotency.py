@@ -108,7 +108,7 @@ class Held:
 
 def find(connection: Connection, requested: RequestedKey, now_us: int) -> Held:
     """Return the claims of a key."""
-    values = {"account_id": requested.account_id, "idempotency_key": requested.idempotency_key}
+    values = {"source": requested.account_id, "idempotency_key": requested.idempotency_key}
     row = connection.execute(_OF_ACCOUNT, values).one_or_none()
     assert row is not None  # noqa: S101 - accounts are never deleted
     return _held(row, requested, now_us)
@@ -218,17 +218,21 @@ def _with_purchases(joined: FromClause, claim: FromClause) -> tuple[FromClause, 
     return joined, [*claim.c, func.coalesce(paid.c.key_expires_us, opened.c.key_expires_us)]
 
 
-def _of_accounts(which: ColumnElement[bool], *columns_before: ColumnElement[Any]) -> Select[Any]:
-    """Return a statement that finds the claims of accounts, their own and the operator's elsewhere."""
+def _of_source(which: ColumnElement[bool], *columns_before: ColumnElement[Any]) -> Select[Any]:
+    """Return a statement that finds accounts; with `source`, its claims and the operator's elsewhere."""
+    source: ColumnElement[str] = bindparam("source")
     own, claim = key_claims.alias("own"), key_claims.alias("claim")
     key: ColumnElement[str] = bindparam("idempotency_key")
-    is_own = and_(own.c.account_id == accounts.c.account_id, own.c.idempotency_key == key)
+    # Each condition names the source, so that an index finds its claims whatever the engine expects of tables.
+    is_source = accounts.c.account_id == source
+    is_own = and_(is_source, own.c.account_id == source, own.c.idempotency_key == key)
     joined, columns = _with_purchases(accounts.outerjoin(own, is_own), own)
     is_elsewhere = and_(
+        is_source,
         claim.c.operator_id == accounts.c.operator_id,
         claim.c.idempotency_key == key,
         claim.c.claimed_by_operator,
-        claim.c.account_id != accounts.c.account_id,
+        claim.c.account_id != source,
     )
     joined, others = _with_purchases(joined.outerjoin(claim, is_elsewhere), claim)
     return select(*columns_before, *columns, *others).select_from(joined).where(which)
@@ -268,9 +272,9 @@ def account_with_key(
     return None
 
 
-_OF_ACCOUNT: Final = _of_accounts(accounts.c.account_id == bindparam("account_id"))
+_OF_ACCOUNT: Final = _of_source(accounts.c.account_id == bindparam("source"))
 _OF_PARTIES: Final = {
-    by_ids: _of_accounts(found, *accounts.c) for by_ids, found in account_store.ARE_PARTIES.items()
+    by_ids: _of_source(found, *accounts.c) for by_ids, found in account_store.ARE_PARTIES.items()
 }
 
 
