@@ -223,7 +223,7 @@ def _of_source(which: ColumnElement[bool], *columns_before: ColumnElement[Any]) 
     source: ColumnElement[str] = bindparam("source")
     own, claim = key_claims.alias("own"), key_claims.alias("claim")
     key: ColumnElement[str] = bindparam("idempotency_key")
-    # Each condition names the source, so that an index finds its claims whatever the engine expects of tables.
+    # Each condition names the source, so that an index finds its claims even while the tables are new.
     is_source = accounts.c.account_id == source
     is_own = and_(is_source, own.c.account_id == source, own.c.idempotency_key == key)
     joined, columns = _with_purchases(accounts.outerjoin(own, is_own), own)
