@@ -88,9 +88,9 @@ GUESSES: Final[Mapping[str, str]] = {
     "history": "agentpay accounts history",
     "login": "agentpay profiles add, or agentpay console-link for the browser",
     "logs": "agentpay events list, agentpay requests list or agentpay audit list",
-    "pause": "agentpay accounts policy ACCOUNT --pause",
+    "pause": "agentpay accounts policy ACCOUNT --pause, or agentpay accounts pause-all",
     "reject": "agentpay approvals reject",
-    "resume": "agentpay accounts policy ACCOUNT --resume",
+    "resume": "agentpay accounts policy ACCOUNT --resume, or agentpay accounts resume-all",
     "send": "agentpay transfers create",
     "version": "agentpay --version",
 }
