@@ -72,8 +72,16 @@ def test_each_command_is_of_one_program_and_each_secret_has_a_warning() -> None:
         (main, ["login"], "No such command 'login'. Run agentpay profiles add, or agentpay console-link"),
         (main, ["logs", "x"], "'logs'. Run agentpay events list, agentpay requests list or agentpay audit"),
         (main, ["balance", "Bot"], "Run agentpay accounts get, or with an agent key agentpay budget."),
-        (main, ["pause", "Bot"], "Run agentpay accounts policy ACCOUNT --pause."),
-        (main, ["accounts", "pause", "Bot"], "Run agentpay accounts policy ACCOUNT --pause."),
+        (
+            main,
+            ["pause", "Bot"],
+            "Run agentpay accounts policy ACCOUNT --pause, or agentpay accounts pause-all.",
+        ),
+        (
+            main,
+            ["accounts", "pause", "Bot"],
+            "Run agentpay accounts policy ACCOUNT --pause, or agentpay accounts pause-all.",
+        ),
         (main, ["transfers", "send"], "Run agentpay transfers create."),
         (main, ["version"], "Run agentpay --version."),
         (server_main, ["version"], "Run agentpay --version."),
