@@ -86,7 +86,7 @@ GUESSES: Final[Mapping[str, str]] = {
     "balance": "agentpay accounts get, or with an agent key agentpay budget",
     "health": "agentpay status",
     "history": "agentpay accounts history",
-    "login": "agentpay profiles add, or agentpay console-link for the browser",
+    "login": "agentpay console-link for the browser, or agentpay profiles add",
     "logs": "agentpay events list, agentpay requests list or agentpay audit list",
     "pause": "agentpay accounts policy ACCOUNT --pause, or agentpay accounts pause-all",
     "reject": "agentpay approvals reject",

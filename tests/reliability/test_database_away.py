@@ -20,7 +20,7 @@ from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
 
 pytestmark = pytest.mark.anyio
 
-CALLS_OF_A_TRANSFER = 6
+CALLS_OF_A_TRANSFER = 5
 """Of the first one of an account: later ones do not look for channels to compare."""
 RECEIVER = "http://receiver.invalid/"
 

@@ -116,11 +116,11 @@ def refuse(patch: pytest.MonkeyPatch, name: str, error: Exception) -> None:
 
 def refuse_inserts(patch: pytest.MonkeyPatch, table: str, error: Exception) -> None:
     """Let no row be inserted into a table, on any store."""
-    inserted = Rows.insert
+    inserted = Rows.insert_values
 
-    def inserting(rows: Any, connection: Any, *records: Any) -> Any:
+    def inserting(rows: Any, connection: Any, values: Any) -> Any:
         if rows.table.name == table:
             raise error
-        return inserted(rows, connection, *records)
+        return inserted(rows, connection, values)
 
-    patch.setattr(Rows, "insert", inserting)
+    patch.setattr(Rows, "insert_values", inserting)
