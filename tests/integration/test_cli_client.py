@@ -69,7 +69,7 @@ def test_each_command_is_of_one_program_and_each_secret_has_a_warning() -> None:
         (server_main, ["listen", "--json"], "listen is a command of agentpay: run "),
         (server_main, ["completon"], "No such command 'completon'. Did you mean 'completion'?"),
         (main, ["completon"], "No such command 'completon'. Did you mean 'completion'?"),
-        (main, ["login"], "No such command 'login'. Run agentpay profiles add, or agentpay console-link"),
+        (main, ["login"], "No such command 'login'. Run agentpay console-link"),
         (main, ["logs", "x"], "'logs'. Run agentpay events list, agentpay requests list or agentpay audit"),
         (main, ["balance", "Bot"], "Run agentpay accounts get, or with an agent key agentpay budget."),
         (
