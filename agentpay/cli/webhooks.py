@@ -54,6 +54,8 @@ def _updated(
     webhook_id: str,
     *,
     is_for_all: bool,
+    endpoint: str | None = None,
+    events: tuple[EventType, ...] = (),
     account_ids: tuple[str, ...] = (),
     low_balance_threshold_usdc: Decimal | None = None,
 ) -> Webhook:
@@ -62,6 +64,8 @@ def _updated(
     is_changed = is_given("low_balance_threshold_usdc")
     return client.webhooks.update(
         webhook_id,
+        url=endpoint or UNSET,
+        events=events or UNSET,
         account_ids=account_ids if account_ids or is_for_all else UNSET,
         low_balance_threshold_usdc=low_balance_threshold_usdc if is_changed else UNSET,
     )
@@ -111,8 +115,13 @@ webhooks: Final = group(
     ),
     command(
         "update",
-        "Change the accounts or the balance threshold of a webhook, given by identifier or URL.",
+        """Change a webhook, given by identifier or URL.
+
+        The secret stays. What is not delivered yet goes to a new URL too, at its next attempt.
+        """,
         _WEBHOOK_ID,
+        click.option("--endpoint", metavar="URL", help="URL to post events to from now on."),
+        events_option(text="Event types to receive from now on, such as transfer.*.", default=None),
         _ACCOUNTS,
         click.option("--all-accounts", "is_for_all", is_flag=True, help="All accounts."),
         click.option("--low-balance", "low_balance_threshold_usdc", type=LIMIT, help=_LOW_BALANCE),

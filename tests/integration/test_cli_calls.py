@@ -80,6 +80,9 @@ webhooks create https://api.example/hooks --events transfer.settled --account $A
     "account_ids": ["$A"], "low_balance_threshold_usdc": 2}
 webhooks list
     GET /ext/v1/console/webhooks?limit=100
+webhooks update $W --endpoint https://api.example/new --events 'session.s*' --all-accounts
+    PATCH /ext/v1/console/webhooks/$W {"url": "https://api.example/new", "events": ["session.settled"],
+    "account_ids": []}
 webhooks rotate $W --overlap 0
     POST /ext/v1/console/webhooks/$W/rotate-secret {"overlap_seconds": 0}
 webhooks delete $W
