@@ -103,6 +103,8 @@ keys create --account $A --name laptop
     POST /ext/v1/console/agent-keys {"account_id": "$A", "name": "laptop"}
 keys list
     GET /ext/v1/console/agent-keys?limit=100
+keys list --account $A --revoked
+    GET /ext/v1/console/agent-keys?limit=100&account_id=$A&include_revoked=true
 keys revoke $K
     DELETE /ext/v1/console/agent-keys/$K {"key_id": "$K", "status": "revoked"}
 operator-keys create deploy

@@ -199,7 +199,9 @@ LISTS = {
         id=None, add=lambda world: world.server.agent_keys.create(world.first), has_times=True
     ),
     "/ext/v1/console/agent-keys": Listed(
-        id="key_id", add=lambda world: world.server.agent_keys.create(world.first)
+        id="key_id",
+        add=lambda world: [world.server.agent_keys.create(each) for each in (world.first, world.second)],
+        filters={"account_id": value("account_id")},
     ),
     "/ext/v1/console/operator-keys": Listed(
         id="key_id", add=lambda world: world.server.operator_keys.create(name=world.key())
@@ -266,7 +268,7 @@ def test_the_table_has_every_list() -> None:
             listed = LISTS[endpoint.path]
             tested = {*listed.filters} | ({"since", "until"} & names if listed.has_times else set())
             # These have tests of their own, for what they find or sort.
-            assert names - tested <= {"account_id", "name", "sort", "q"}
+            assert names - tested <= {"account_id", "name", "sort", "q", "include_revoked"}
 
 
 # --- Order and pages --------------------------------------------------------------------------------------

@@ -228,6 +228,8 @@ def test_only_allowed_statements_scan_a_whole_table(filled):
         ("ledger.deliveries._OLDEST", "ix_deliveries_due"),
         ("ledger.deliveries._FAIR", "ix_deliveries_webhook_due"),
         ("accounts.store._DUE", "ix_policy_records_due"),
+        ("operators.store.AGENT_KEYS[('now_us',)]", "ix_api_keys_operator"),
+        ("operators.store.AGENT_KEYS[('account_id',)]", "ix_api_keys_account"),
         ("ledger.accounts.ENTRY_PAGES[('status',)]", "ix_entries_account_status"),
         ("ledger.accounts.PAGES[('paused',)]", "ix_accounts_operator_paused"),
         ("ledger.accounts._NAMED", "ix_accounts_name"),
