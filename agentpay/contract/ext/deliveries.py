@@ -256,16 +256,18 @@ class ReplayDeliveries(Request):
 
 @frozen(kw_only=True)
 class ReplayedDeliveries(Model):
-    """How many deliveries were replayed.
+    """How many deliveries were replayed, and from when on.
 
     Attributes:
         replayed: number of new deliveries, each of one event to one webhook; at most 1,000.
+        earliest_at: when the earliest delivery that was replayed was created, UTC; None if none was.
         has_more: whether more remain; repeat the request to replay them.
     """
 
     _example: ClassVar = {"replayed": 12}
 
     replayed: int
+    earliest_at: datetime | None
     has_more: bool
 
 
