@@ -93,8 +93,8 @@ events replay $E
     POST /ext/v1/console/events/$E/replay {}
 deliveries replay $E --webhook $W
     POST /ext/v1/console/events/$E/replay {"webhook_id": "$W"}
-approvals list
-    GET /ext/v1/console/approvals?limit=100
+approvals list --sort expires
+    GET /ext/v1/console/approvals?limit=100&sort=expires
 approvals approve $T
     POST /ext/v1/console/approvals/$T/approve
 approvals reject $T --reason legal

@@ -250,6 +250,8 @@ def test_only_allowed_statements_scan_a_whole_table(filled):
         ("engine.funding._RESERVED", "ix_chain_transactions_account"),
         ("engine.funding._RESERVED", "ix_holds_open"),
         ("sessions.store._DUE_CHANNELS", "ix_channels_due"),
+        ("transfers.store.PENDING_BY_EXPIRY[first]", "ix_transfers_operator_status"),
+        ("transfers.store.PENDING_BY_EXPIRY[next]", "ix_transfers_operator_status"),
         ("transfers.store._PENDING_OF_KEY", "ix_transfers_pending_key"),
         ("ledger.spending._MOMENTS", "ix_chain_transactions_spent"),
         ("ledger.spending._RELEASED", "ix_chain_transactions_released"),
