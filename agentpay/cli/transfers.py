@@ -71,6 +71,7 @@ transfers: Final = group(
         "List transfers, newest first.",
         account_option("Only transfers out of this account."),
         status_option(TransferStatus, "transfers"),
+        click.option("--error", metavar="CODE", help="Only with this error, such as insufficient_balance."),
         call=lambda client: client.transfers.list,
         columns=[
             Column("from", "from_", is_text=True, is_account=True),

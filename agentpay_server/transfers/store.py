@@ -69,7 +69,7 @@ PERIOD: Final = {
 """Filters of lists of transfers and payments; `period` returns their parameters."""
 PAGES: Final = TRANSFERS.pages(
     "operator_id",
-    equal=("account_id", "status", "idempotency_key"),
+    equal=("account_id", "status", "idempotency_key", "error"),
     filters=PERIOD,
 )
 _DUE: Final = func.min(transfers.c.approval_expires_us)

@@ -59,8 +59,8 @@ whoami
 transfers create --from $A --to $B --amount 1.5 --memo rent --idempotency-key k
     POST /v1/transfers {"from": "$A", "to": "$B", "amount": "1.500000", "memo": "rent",
     "idempotency_key": "k"}
-transfers list --account $A --status settled
-    GET /ext/v1/transfers?limit=100&account_id=$A&status=settled
+transfers list --account $A --status rejected --error policy_violation
+    GET /ext/v1/transfers?limit=100&account_id=$A&status=rejected&error=policy_violation
 transfers get $T
     GET /v1/transfers/$T
 sessions open --from $A --to $B --cap 2 --idempotency-key k

@@ -261,6 +261,8 @@ def test_only_allowed_statements_scan_a_whole_table(filled):
         ("transfers.store.PAGES[('account_id',)]", "ix_transfers_account"),
         ("transfers.store.PAGES[('account_id', 'status')]", "ix_transfers_account_status"),
         ("transfers.store.PAGES[('idempotency_key',)]", "ix_transfers_key"),
+        ("transfers.store.PAGES[('error',)]", "ix_transfers_error"),
+        ("transfers.store.PAGES[('account_id', 'error')]", "ix_transfers_account_error"),
         ("sessions.store.PAGES[('idempotency_key',)]", "ix_sessions_key"),
         ("ledger.idempotency._OF_ACCOUNT", "sqlite_autoindex_key_claims_1"),
         ("ledger.idempotency._OF_ACCOUNT", "ux_key_claims_operator"),
