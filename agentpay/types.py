@@ -2,6 +2,7 @@
 
 from agentpay.contract.choices import AccountSort as AccountSort
 from agentpay.contract.choices import AccountStatus as AccountStatus
+from agentpay.contract.choices import ApprovalSort as ApprovalSort
 from agentpay.contract.choices import ClosingReason as ClosingReason
 from agentpay.contract.choices import Decision as Decision
 from agentpay.contract.choices import Direction as Direction

@@ -5,6 +5,7 @@ from typing import Unpack
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._calls.options import CallOptions
+from agentpay.contract.choices import ApprovalSort
 from agentpay.contract.ext import approvals
 from agentpay.contract.ext.approvals import PendingTransfer
 from agentpay.contract.transfers import Transfer
@@ -16,11 +17,17 @@ class AsyncApprovals(AsyncResource):
     __module__ = "agentpay.resources"
 
     def list(
-        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+        self,
+        *,
+        sort: ApprovalSort | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+        **options: Unpack[CallOptions],
     ) -> AsyncPages[PendingTransfer]:
-        """List the transfers that are pending approval, newest first.
+        """List the transfers that are pending approval, newest first or sorted.
 
         Args:
+            sort: `expires`: the soonest to expire first.
             limit: transfers per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.

@@ -134,6 +134,7 @@ class AsyncTransfers(AsyncResource):
         account_id: str | None = None,
         status: TransferStatus | None = None,
         idempotency_key: str | None = None,
+        error: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int | None = None,
@@ -148,6 +149,7 @@ class AsyncTransfers(AsyncResource):
             account_id: only transfers out of this account.
             status: only transfers with this status.
             idempotency_key: only transfers with this key.
+            error: only transfers with this error code, such as `insufficient_balance`.
             since: only transfers requested after this time; with a UTC offset.
             until: only transfers requested up to and including this time; with a UTC offset.
             limit: transfers per page, 1 to 100; 20 by default. Iterating reads all pages.

@@ -165,7 +165,7 @@ class Deliveries(Resource):
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
-            How many were replayed, 1,000 at most, and whether there are others.
+            How many were replayed, 1,000 at most, from when on, and whether there are others.
 
         Raises:
             InvalidRequestError: no such webhook of this operator, or `since` has no UTC offset.

@@ -49,16 +49,25 @@ class AgentKeys(Resource):
         return self._call(console.CREATE_AGENT_KEY, locals(), options)
 
     def list(
-        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+        self,
+        *,
+        account_id: str | None = None,
+        include_revoked: bool = False,
+        limit: int | None = None,
+        cursor: str | None = None,
+        **options: Unpack[CallOptions],
     ) -> Page[AgentKey]:
         """List the valid agent-scoped keys, newest first, without the keys themselves.
 
         Args:
+            account_id: only keys of this account.
+            include_revoked: revoked and expired keys too.
             limit: keys per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(console.LIST_AGENT_KEYS, locals(), options)
+        arguments = {**locals(), "include_revoked": "true" if include_revoked else None}
+        return self._pages(console.LIST_AGENT_KEYS, arguments, options)
 
     def revoke(self, key_id: str, **options: Unpack[CallOptions]) -> None:
         """Revoke an agent-scoped key; requests with it are refused, also those in progress.

@@ -76,6 +76,8 @@ class Webhooks(Resource):
         self,
         webhook_id: str,
         *,
+        url: str | UnsetType = UNSET,
+        events: Sequence[EventType] | UnsetType = UNSET,
         account_ids: Sequence[str] | UnsetType = UNSET,
         low_balance_threshold_usdc: Limit | UnsetType = UNSET,
         **options: Unpack[CallOptions],
@@ -84,13 +86,16 @@ class Webhooks(Resource):
 
         Args:
             webhook_id: the webhook, `wh_…`.
+            url: the URL to post events to. What is still to be delivered goes there too, at its next attempt;
+                the secret stays.
+            events: names of the event types to receive; at least one.
             account_ids: accounts whose events to receive; empty for all accounts of the operator.
             low_balance_threshold_usdc: USDC below which `balance.low_threshold` is sent; None for never.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such webhook of this operator.
-            InvalidRequestError: an account is not the operator's.
+            InvalidRequestError: the URL or an event is invalid, or an account is not the operator's.
         """
         return self._call(deliveries.UPDATE_WEBHOOK, locals(), options)
 

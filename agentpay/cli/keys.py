@@ -30,12 +30,15 @@ keys: Final = group(
     listing(
         "list",
         "List valid agent keys, newest first. The keys themselves are not shown.",
+        account_option("Only keys of this account."),
+        click.option("--revoked", "include_revoked", is_flag=True, help="Revoked and expired keys too."),
         call=lambda client: client.agent_keys.list,
         columns=[
             Column("name", is_text=True),
             Column("account", "account_id", is_text=True, is_account=True),
             Column("created", "created_at", Show.IF_IT_FITS),
             Column("expires", "expires_at", Show.IF_IT_FITS),
+            Column("revoked", "revoked_at", Show.IF_IT_FITS),
             Column("spent", "spent_total_usdc", Show.IF_IT_FITS),
             Column("of", "max_total_usdc", Show.IF_IT_FITS),
             Column("key_id"),

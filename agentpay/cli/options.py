@@ -278,11 +278,22 @@ def status_option(statuses: object, things: str) -> Decorator:
     return click.option("--status", type=click.Choice(get_args(statuses)), help=text)
 
 
-def events_option(*names: str, text: str, **attributes: Any) -> Decorator:  # noqa: ANN401 - as `click.option`
+def events_option(
+    *names: str,
+    text: str,
+    default: str | None = "*",
+    **attributes: Any,  # noqa: ANN401 - as `click.option`
+) -> Decorator:
     """Return the option `--events`: types separated by commas; `transfer.*` means all types that match it."""
     kind = Parsed("types", _event_types, "TYPE,…")
     return click.option(
-        "--events", *names, type=kind, default="*", shell_complete=_complete_types, help=text, **attributes
+        "--events",
+        *names,
+        type=kind,
+        default=default,
+        shell_complete=_complete_types,
+        help=text,
+        **attributes,
     )
 
 
@@ -393,7 +404,7 @@ def _refuse_url_of_a_webhook(ctx: click.Context, _: click.Parameter, value: str 
     if is_of_webhooks and given == ["url"] and not ctx.resilient_parsing:
         raise click.UsageError(
             "--url is the URL of the service, and needs --key here, so that no webhook gets its key. The URL "
-            "of a webhook is an argument without a name, or --forward-to.",
+            "of a webhook is an argument without a name, --endpoint or --forward-to.",
             ctx,
         )
     return value

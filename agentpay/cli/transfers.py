@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
@@ -19,7 +19,7 @@ from agentpay.cli.options import (
     payer_option,
     status_option,
 )
-from agentpay.contract.choices import TransferStatus
+from agentpay.contract.choices import ApprovalSort, TransferStatus
 from agentpay.contract.identifiers import TRANSFER
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ transfers: Final = group(
         "List transfers, newest first.",
         account_option("Only transfers out of this account."),
         status_option(TransferStatus, "transfers"),
+        click.option("--error", metavar="CODE", help="Only with this error, such as insufficient_balance."),
         call=lambda client: client.transfers.list,
         columns=[
             Column("from", "from_", is_text=True, is_account=True),
@@ -111,7 +112,10 @@ approvals: Final = group(
     """,
     listing(
         "list",
-        "List waiting transfers, newest first.",
+        "List waiting transfers, newest first or sorted.",
+        click.option(
+            "--sort", type=click.Choice(get_args(ApprovalSort)), help="The soonest to expire first."
+        ),
         call=lambda client: client.approvals.list,
         columns=[
             Column("from", "from_", is_text=True, is_account=True),

@@ -11,6 +11,7 @@ from agentpay.cli.options import (
     ACCOUNT,
     IS_VISIBLE,
     LIMIT,
+    MOMENT,
     USDC,
     WEBHOOK,
     Seconds,
@@ -32,12 +33,13 @@ from agentpay.contract.identifiers import WEBHOOK as WEBHOOK_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from datetime import datetime
     from decimal import Decimal
 
     from agentpay import AgentPay
     from agentpay.cli.output import Output
     from agentpay.contract.events import Event
-    from agentpay.contract.ext.deliveries import Delivery
+    from agentpay.contract.ext.deliveries import Delivery, ReplayedDeliveries
     from agentpay.contract.webhooks import Webhook
 
 # --- Webhooks
@@ -54,6 +56,8 @@ def _updated(
     webhook_id: str,
     *,
     is_for_all: bool,
+    endpoint: str | None = None,
+    events: tuple[EventType, ...] = (),
     account_ids: tuple[str, ...] = (),
     low_balance_threshold_usdc: Decimal | None = None,
 ) -> Webhook:
@@ -62,6 +66,8 @@ def _updated(
     is_changed = is_given("low_balance_threshold_usdc")
     return client.webhooks.update(
         webhook_id,
+        url=endpoint or UNSET,
+        events=events or UNSET,
         account_ids=account_ids if account_ids or is_for_all else UNSET,
         low_balance_threshold_usdc=low_balance_threshold_usdc if is_changed else UNSET,
     )
@@ -111,8 +117,13 @@ webhooks: Final = group(
     ),
     command(
         "update",
-        "Change the accounts or the balance threshold of a webhook, given by identifier or URL.",
+        """Change a webhook, given by identifier or URL.
+
+        The secret stays. What is not delivered yet goes to a new URL too, at its next attempt.
+        """,
         _WEBHOOK_ID,
+        click.option("--endpoint", metavar="URL", help="URL to post events to from now on."),
+        events_option(text="Event types to receive from now on, such as transfer.*.", default=None),
         _ACCOUNTS,
         click.option("--all-accounts", "is_for_all", is_flag=True, help="All accounts."),
         click.option("--low-balance", "low_balance_threshold_usdc", type=LIMIT, help=_LOW_BALANCE),
@@ -281,20 +292,32 @@ def replay_events(
 @click.option(
     "--undelivered", is_flag=True, help="Replay all undelivered deliveries that have not been replayed since."
 )
+@click.option("--since", type=MOMENT, help="With --undelivered: only deliveries after this time.")
 @_to_webhook("Only to this webhook.")
 @takes_server
 def replay(
-    *, server: AgentPay, output: Output, ids: tuple[str, ...], undelivered: bool, webhook_id: str | None
+    *,
+    server: AgentPay,
+    output: Output,
+    ids: tuple[str, ...],
+    undelivered: bool,
+    since: datetime | None,
+    webhook_id: str | None,
 ) -> None:
     """Replay events, as new deliveries of the same bytes.
 
     The event id is the same. ID is a delivery (dlv_…), replayed to its webhook, or an event (evt_…), replayed
-    to every webhook that now subscribes to its type, or only to --webhook.
+    to every webhook that now subscribes to its type, or only to --webhook. --undelivered prints how many were
+    replayed, and when the earliest of them was created.
     """
     if bool(ids) == undelivered:
         raise click.UsageError("pass the IDs of deliveries or events, or --undelivered.")
+    if since is not None and ids:
+        raise click.UsageError("--since needs --undelivered.")
     if undelivered:
-        _replay(server, output, lambda: _undelivered(server, webhook_id))
+        with output.progress("Replaying deliveries"):
+            replayed = _undelivered(server, webhook_id, since)
+        output.result(replayed, "Replayed")
     else:
         _replay(server, output, lambda: _named(server, output, ids, webhook_id))
 
@@ -364,15 +387,18 @@ def _named(server: AgentPay, output: Output, ids: tuple[str, ...], webhook_id: s
             yield _Post(delivery_.event_id, delivery_.webhook_id)
 
 
-def _undelivered(server: AgentPay, webhook_id: str | None) -> Iterator[_Post]:
-    """Yield undelivered events that were not replayed since, oldest first, so that none is received twice."""
-    undelivered = list(server.deliveries.list(status="undelivered", webhook_id=webhook_id, limit=100))
-    registered = {webhook.webhook_id for webhook in server.webhooks.list(limit=100)}
-    for post in dict.fromkeys(_Post(each.event_id, each.webhook_id) for each in reversed(undelivered)):
-        of_event = server.deliveries.list(event_id=post.event_id, webhook_id=post.webhook_id, limit=1)
-        is_undelivered = any(newest.status == "undelivered" for newest in of_event.data)
-        if is_undelivered and post.webhook_id in registered:
-            yield post
+def _undelivered(server: AgentPay, webhook_id: str | None, since: datetime | None) -> ReplayedDeliveries:
+    """Replay all undelivered deliveries, which then are pending, so that none is replayed twice."""
+    from datetime import UTC, datetime
+
+    import attrs
+
+    since = since or datetime(1970, 1, 1, tzinfo=UTC)
+    parts = [server.deliveries.replay(since=since, webhook_id=webhook_id)]
+    while parts[-1].has_more:
+        parts.append(server.deliveries.replay(since=since, webhook_id=webhook_id))
+    replayed = sum(each.replayed for each in parts)
+    return attrs.evolve(parts[-1], replayed=replayed, earliest_at=parts[0].earliest_at)
 
 
 # --- Listening

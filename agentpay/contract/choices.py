@@ -16,6 +16,9 @@ SuspensionCause = Literal["landed_late", "unknown_debit", "unknown_payout"]
 AccountSort = Literal["name", "-name", "balance", "-balance", "spent", "-spent", "limit", "-limit"]
 """An order of accounts; with `-`, the largest or last comes first."""
 
+ApprovalSort = Literal["expires"]
+"""An order of pending transfers: the soonest to expire first."""
+
 TransferStatus = Literal["pending_approval", "approved", "submitted", "settled", "rejected", "failed"]
 """The status of a transfer."""
 

@@ -97,6 +97,10 @@ def _parse_url(value: object) -> str:
 _URL_MAX_CHARACTERS = 2048
 
 EventName = Annotated[choices.EventType, Rule(_parse_event_name, {"enum": list(_EVENT_NAMES)})]
+EventNames = Annotated[tuple[EventName, ...], NotEmpty()]
+WebhookUrl = Annotated[
+    str, Rule(_parse_url, {"format": "uri", "pattern": "^https?://", "maxLength": _URL_MAX_CHARACTERS})
+]
 
 
 @frozen(kw_only=True)
@@ -110,9 +114,7 @@ class CreateWebhook(Request):
         low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` is sent.
     """
 
-    url: Annotated[
-        str, Rule(_parse_url, {"format": "uri", "pattern": "^https?://", "maxLength": _URL_MAX_CHARACTERS})
-    ]
-    events: Annotated[tuple[EventName, ...], NotEmpty()]
+    url: WebhookUrl
+    events: EventNames
     account_ids: tuple[Annotated[str, text(minimum=1, maximum=128)], ...] = ()
     low_balance_threshold_usdc: UsdcNumber | None = None

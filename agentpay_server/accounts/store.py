@@ -8,7 +8,6 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     ColumnElement,
-    Select,
     String,
     bindparam,
     exists,
@@ -16,7 +15,6 @@ from sqlalchemy import (
     func,
     literal_column,
     not_,
-    or_,
     select,
     true,
 )
@@ -28,7 +26,7 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.ext.console import AccountSort
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import Place
-from agentpay_server.database.rows import Rows
+from agentpay_server.database.rows import Rows, SortedPages
 from agentpay_server.database.tables import (
     AccountRecord,
     ClaimRecord,
@@ -144,9 +142,7 @@ def next_due_us(connection: Connection) -> int | None:
 
 # Pages in the order of a value: name, balance, spent or limit.
 #
-# A page starts after the value and the sequence number of the last account before it, so ties and accounts
-# that are created meanwhile neither repeat nor hide one. Each statement reads all accounts of the operator,
-# whose values change too often for an index, and returns one page of them.
+# Each statement reads all accounts of the operator: their values change too often for an index.
 
 _NO_LIMIT: Final = 2**62
 """Larger than every limit, in micro-USDC."""
@@ -204,29 +200,13 @@ def sorted_accounts(
     now_us: int,
 ) -> list[tuple[AccountRecord, Place]]:
     """Return up to `count` accounts of an operator after a place, each with its own."""
-    name = sort.value.removeprefix("-")
-    values: dict[str, object] = {"operator_id": operator_id, "count": count}
-    if name == AccountSort.SPENT:
-        values["start_us"] = spending.window_start_us(now_us)
-    if after is not None:
-        values |= {"value": after.value, "seq": after.seq}
-    statement = _statement(name, is_descending=sort.value != name, is_first=after is None)
-    rows = connection.execute(statement, values)
-    records = [(ACCOUNTS.record(row[:-1]), row[-1]) for row in rows]
-    return [(record, Place(record.seq, value)) for record, value in records]
+    given: dict[str, object] = {}
+    if sort in (AccountSort.SPENT, AccountSort.SPENT_DESCENDING):
+        given["start_us"] = spending.window_start_us(now_us)
+    return _sorted(sort)(connection, operator_id, after, count, **given)
 
 
 @cache
-def _statement(name: str, *, is_descending: bool, is_first: bool) -> Select[Any]:
-    keyed = (
-        select(accounts, _KEYS[name].label("value"))
-        .where(accounts.c.operator_id == bindparam("operator_id"))
-        .subquery()
-    )
-    key, seq = keyed.c.value, keyed.c.seq
-    statement = select(keyed)
-    if not is_first:
-        value = bindparam("value", type_=key.type)
-        beyond = key < value if is_descending else key > value
-        statement = statement.where(or_(beyond, (key == value) & (seq < bindparam("seq", type_=BigInteger))))
-    return statement.order_by(key.desc() if is_descending else key, seq.desc()).limit(bindparam("count"))
+def _sorted(sort: AccountSort) -> SortedPages[AccountRecord]:
+    name = sort.value.removeprefix("-")
+    return ACCOUNTS.sorted_pages("operator_id", _KEYS[name], is_descending=sort.value != name)

@@ -22,15 +22,18 @@ import attrs
 from attrs import frozen
 from sqlalchemy import (
     ARRAY,
+    BigInteger,
     Column,
     ColumnElement,
     Select,
     String,
+    Subquery,
     Table,
     any_,
     bindparam,
     delete,
     insert,
+    or_,
     select,
     update,
 )
@@ -38,6 +41,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from sqlalchemy.sql.dml import ReturningDelete, ReturningUpdate
 
 from agentpay_server.database.connection import Connection, Result
+from agentpay_server.database.pages import Place
 from agentpay_server.database.tables.base import table_of
 
 R = TypeVar("R")
@@ -233,6 +237,13 @@ class Rows(Generic[R]):
             few=few,
         )
 
+    def sorted_pages(
+        self, owner: str, key: ColumnElement[Any], *conditions: Condition, is_descending: bool = False
+    ) -> "SortedPages[R]":
+        """Return the list of the rows of an owner in the order of a key; see `SortedPages`."""
+        keyed = select(self.table, key.label("value")).where(self.c[owner] == bindparam(owner), *conditions)
+        return SortedPages(keyed.subquery(), self.record, owner=owner, is_descending=is_descending)
+
     def _named(self, key: Key) -> dict[str, Any]:
         """Return the parameters of a key."""
         return dict(zip(self._of_key, (key,) if isinstance(key, str) else key, strict=True))
@@ -385,3 +396,49 @@ class Pages(Generic[T]):
             .order_by(place.desc())
             .limit(bindparam("count"))
         )
+
+
+class SortedPages(Generic[T]):
+    """A list that is read in pages in the order of a value, then newest first.
+
+    A page starts after the value and the sequence number of the last row before it, so ties and rows that are
+    created meanwhile neither repeat nor hide one. It reads all rows, and returns some of them.
+
+    Args:
+        rows: finds all rows of an owner, each with its `value` as the last column.
+        record: converts a row without it.
+        owner: the parameter that says whose list it is.
+        is_descending: the largest value comes first.
+    """
+
+    def __init__(
+        self, rows: Subquery, record: Callable[[Sequence[Any]], T], *, owner: str, is_descending: bool
+    ) -> None:
+        self._record = record
+        self._owner = owner
+        value, seq = rows.c.value, rows.c.seq
+        last = bindparam("value", type_=value.type)
+        beyond = value < last if is_descending else value > last
+        order = value.desc() if is_descending else value
+        self._first = select(rows).order_by(order, seq.desc()).limit(bindparam("count"))
+        self._next = self._first.where(
+            or_(beyond, (value == last) & (seq < bindparam("seq", type_=BigInteger)))
+        )
+
+    def __call__(
+        self, connection: Connection, /, owner: str, after: Place | None, count: int, **given: object
+    ) -> list[tuple[T, Place]]:
+        """Return up to `count` rows of an owner after a place, each with its own.
+
+        `given` are parameters of the value.
+        """
+        parameters = {self._owner: owner, "count": count, **given}
+        statement = self._first
+        if after is not None:
+            statement, parameters = self._next, {**parameters, "value": after.value, "seq": after.seq}
+        rows = connection.execute(statement, parameters)
+        return [(self._record(row[:-1]), Place(row[0], row[-1])) for row in rows]
+
+    def statements(self) -> dict[str, Select[Any]]:
+        """Return the statements of the first page and of the others."""
+        return {"first": self._first, "next": self._next}

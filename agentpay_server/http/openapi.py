@@ -229,7 +229,8 @@ class _Printer:
                         "required": False,
                         "description": words.get(name, ""),
                         "schema": schema,
-                        "example": self._examples.of(schema, name),
+                        "example": endpoint.query._example.get(name)  # noqa: SLF001 - as of a model
+                        or self._examples.of(schema, name),
                     }
                 )
         return parameters + [_header_parameter(header, required=False) for header in endpoint.request_headers]

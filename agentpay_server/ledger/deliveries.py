@@ -39,6 +39,7 @@ from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import (
     AttemptRecord,
     DeliveryRecord,
+    WebhookRecord,
     deliveries,
     delivery_attempts,
     events,
@@ -297,16 +298,25 @@ _of_newest = (
 )
 _IS_SUCCESS: Final = delivery_attempts.c.status_code.between(200, 299)
 _IS_RECENT: Final = delivery_attempts.c.at_us > bindparam("since_us", type_=BigInteger)
-_HEALTH: Final = select(
-    func.max(case((_IS_SUCCESS, delivery_attempts.c.at_us))),
-    func.sum(case((_IS_RECENT, 1), else_=0)),
-    func.sum(case((_IS_SUCCESS, 0), (_IS_RECENT, 1), else_=0)),
-    func.avg(
-        case(
-            (and_(_IS_RECENT, delivery_attempts.c.status_code.is_not(None)), delivery_attempts.c.duration_ms)
-        )
-    ),
-).select_from(_of_newest.join(delivery_attempts, delivery_attempts.c.delivery_id == _of_newest.c.delivery_id))
+_HEALTH: Final = (
+    select(
+        func.max(case((_IS_SUCCESS, delivery_attempts.c.at_us))),
+        func.sum(case((_IS_RECENT, 1), else_=0)),
+        func.sum(case((_IS_SUCCESS, 0), (_IS_RECENT, 1), else_=0)),
+        func.avg(
+            case(
+                (
+                    and_(_IS_RECENT, delivery_attempts.c.status_code.is_not(None)),
+                    delivery_attempts.c.duration_ms,
+                )
+            )
+        ),
+    )
+    .select_from(
+        _of_newest.join(delivery_attempts, delivery_attempts.c.delivery_id == _of_newest.c.delivery_id)
+    )
+    .where(delivery_attempts.c.at_us >= bindparam("url_since_us", type_=BigInteger))
+)
 _REDELIVERED: Final = (
     select(delivery_attempts.c.at_us)
     .join(
@@ -397,10 +407,15 @@ def redelivered_us(connection: Connection, row: DeliveryRecord) -> int | None:
 
 
 def health(
-    connection: Connection, operator_id: str, webhook_id: str, since_us: int
+    connection: Connection, webhook: WebhookRecord, since_us: int
 ) -> tuple[int | None, int, int, int | None]:
-    """Return the last success, and attempts, failures and mean latency since a time, of a webhook."""
-    values = {"operator_id": operator_id, "of_webhook": webhook_id, "since_us": since_us}
+    """Return the last success, and attempts, failures and mean latency since a time, at a webhook's URL."""
+    values = {
+        "operator_id": webhook.operator_id,
+        "of_webhook": webhook.webhook_id,
+        "url_since_us": webhook.url_since_us,
+        "since_us": since_us,
+    }
     ((last_us, count, failures, latency),) = connection.execute(_HEALTH, values)
     return (
         None if last_us is None else int(last_us),

@@ -13,6 +13,7 @@ from agentpay.contract.ext.console import (
     REVOKE_AGENT_KEY,
     AgentKey,
     CreateAgentKey,
+    ListAgentKeys,
     NewAgentKey,
 )
 from agentpay.contract.ext.identity import Identity, KeyKind
@@ -182,12 +183,17 @@ class Keys:
         """Only this response shows the key (interface K7)."""
         return await self._context.database.run(self._insert_agent_key, principal, request)
 
-    async def list_agent_keys(self, principal: Principal, query: PageQuery) -> PageBody[AgentKey]:
-        """Live keys, without the keys themselves."""
+    async def list_agent_keys(self, principal: Principal, query: ListAgentKeys) -> PageBody[AgentKey]:
+        """Live keys, or all, newest first, without the keys themselves."""
         listing = List("agent-keys", principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._context.database.read(
-            _agent_keys, principal.operator_id, before, query.limit + 1, self._context.clock.now_us()
+            _agent_keys,
+            principal.operator_id,
+            before,
+            query.limit + 1,
+            account_id=query.account_id,
+            now_us=self._context.clock.now_us() if query.include_revoked is None else None,
         )
         return listing.page(rows, query.limit, seq=lambda row: row[0].seq, item=_listed_agent_key)
 
@@ -402,9 +408,9 @@ def _operator_key(key: str) -> str:
 
 
 def _agent_keys(
-    connection: Connection, operator_id: str, before: int, count: int, now_us: int
+    connection: Connection, /, operator_id: str, before: int, count: int, **filters: object
 ) -> list[tuple[KeyRecord, dict[str, Any]]]:
-    rows = store.AGENT_KEYS(connection, operator_id, before, count, now_us=now_us)
+    rows = store.AGENT_KEYS(connection, operator_id, before, count, **filters)
     return [
         (row, spending.total_fields(connection, spending.limited_key(row.key_id, row.max_total)))
         for row in rows
@@ -419,6 +425,7 @@ def _listed_agent_key(listed: tuple[KeyRecord, dict[str, Any]]) -> AgentKey:
         name=row.name,
         created_at=from_us(row.created_us),
         expires_at=None if row.expires_us is None else from_us(row.expires_us),
+        revoked_at=None if row.revoked_us is None else from_us(row.revoked_us),
         **totals,
     )
 

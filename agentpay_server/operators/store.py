@@ -69,8 +69,10 @@ _IS_CODE_VALID: Final = sign_in_codes.c.expires_us > _NOW
 # Waits for all who have locked it by `audit.record`.
 _LOCK_KEY: Final = select(api_keys.c.seq).where(api_keys.c.key_id == bindparam("key_id")).with_for_update()
 
-AGENT_KEYS: Final = KEYS.pages("operator_id", _IS_AGENTS, is_alive(_NOW))
-"""Live keys of an operator's agents; requires `now_us`."""
+AGENT_KEYS: Final = KEYS.pages(
+    "operator_id", _IS_AGENTS, equal=("account_id",), filters={"now_us": (is_alive(_NOW),)}
+)
+"""Keys of an operator's agents; with `now_us` only live ones."""
 
 OPERATOR_KEYS: Final = KEYS.pages("operator_id", _IS_OPERATORS, is_alive(_NOW))
 """Live keys of an operator; requires `now_us`."""

@@ -22,15 +22,16 @@ from agentpay.contract.errors import ErrorCode, Refusal, RejectionReason
 from agentpay.contract.ext.approvals import (
     APPROVE_TRANSFER,
     REJECT_TRANSFER,
+    ListApprovals,
     PendingTransfer,
     RejectTransfer,
 )
 from agentpay.contract.fields import format_timestamp
-from agentpay.contract.pages import PageBody, PageQuery
+from agentpay.contract.pages import PageBody
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.pages import List
+from agentpay_server.database.pages import List, SortedList
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.authorization import Decided, Gate, Order, Parties
@@ -119,16 +120,23 @@ class Approvals:
         self._chain = context.chain
         self._execution = execution
 
-    async def list(self, principal: Principal, query: PageQuery) -> PageBody[PendingTransfer]:
-        """Return a page of the operator's pending transfers, newest first.
+    async def list(self, principal: Principal, query: ListApprovals) -> PageBody[PendingTransfer]:
+        """Return a page of the operator's pending transfers, newest first or sorted.
 
         Raises:
             Problem: `invalid_request` for a cursor of another list.
         """
-        listing = List("approvals", principal.operator_id)
-        before = listing.before(query.cursor)
-        rows = await self._database.read(store.PENDING, principal.operator_id, before, query.limit + 1)
-        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=self._listed)
+        owner, count = principal.operator_id, query.limit + 1
+        if query.sort is None:
+            listing = List("approvals", owner)
+            found = await self._database.read(store.PENDING, owner, listing.before(query.cursor), count)
+            return listing.page(found, query.limit, seq=lambda row: row.seq, item=self._listed)
+        in_order = SortedList(f"approvals by {query.sort.value}", owner)
+        after = in_order.after(query.cursor)
+        rows = await self._database.read(store.PENDING_BY_EXPIRY, owner, after, count)
+        return in_order.page(
+            rows, query.limit, place=lambda row: row[1], item=lambda row: self._listed(row[0])
+        )
 
     async def approve(self, principal: Principal, transfer_id: str) -> Transfer:
         """Judge by the policy in force, execute, and respond like `POST /v1/transfers`.

@@ -132,6 +132,7 @@ class Transfers:
             account_id=principal.account_id or query.account_id,
             status=query.status,
             idempotency_key=query.idempotency_key,
+            error=query.error,
             **store.period(query.since, query.until),
         )
         return listing.page(

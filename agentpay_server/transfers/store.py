@@ -33,6 +33,9 @@ _PENDING_OF_KEY: Final = select(func.count()).where(transfers.c.key_id == bindpa
 PENDING: Final = TRANSFERS.pages("operator_id", _IS_PENDING)
 """An operator's transfers that are pending approval."""
 
+PENDING_BY_EXPIRY: Final = TRANSFERS.sorted_pages("operator_id", transfers.c.approval_expires_us, _IS_PENDING)
+"""The same, the soonest to expire first. It reads all that wait for people, and soon expire."""
+
 _near = transfers.alias("near")
 
 # Identifiers begin with their creation time. So the last possible identifier of a time separates earlier
@@ -66,7 +69,7 @@ PERIOD: Final = {
 """Filters of lists of transfers and payments; `period` returns their parameters."""
 PAGES: Final = TRANSFERS.pages(
     "operator_id",
-    equal=("account_id", "status", "idempotency_key"),
+    equal=("account_id", "status", "idempotency_key", "error"),
     filters=PERIOD,
 )
 _DUE: Final = func.min(transfers.c.approval_expires_us)

@@ -183,7 +183,11 @@ class Deliveries:
                 "replayed": len(chosen),
             },
         )
-        return ReplayedDeliveries(replayed=len(chosen), has_more=len(found) > len(chosen))
+        return ReplayedDeliveries(
+            replayed=len(chosen),
+            earliest_at=from_us(min(row.created_us for row in chosen)) if chosen else None,
+            has_more=len(found) > len(chosen),
+        )
 
     def _new(
         self, operator_id: str, event_id: str, event_type: str, webhook_id: str, now_us: int

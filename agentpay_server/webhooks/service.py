@@ -76,10 +76,7 @@ class Webhooks:
             Problem: `invalid_request`: events may not be posted to the URL, or an account is unknown.
         """
         principal.require_operator("POST /v1/webhooks")
-        faults = []
-        if not self._context.chain.is_test_chain and not is_https(request.url):
-            faults.append(FieldError(field="url", message="must be https"))
-        return await self._context.database.run(self._insert, principal, request, faults)
+        return await self._context.database.run(self._insert, principal, request)
 
     async def list(self, principal: Principal, query: PageQuery) -> PageBody[WebhookDetails]:
         """Return a page of the operator's webhooks, newest first, without their secrets.
@@ -95,12 +92,15 @@ class Webhooks:
         return listing.page(rows, query.limit, seq=lambda row: row[0].seq, item=lambda row: _registered(*row))
 
     async def update(self, principal: Principal, webhook_id: str, request: UpdateWebhook) -> WebhookDetails:
-        """Change accounts or threshold of a webhook, for events from now on.
+        """Change a webhook, for events from now on; what is not delivered yet goes to a new URL too.
 
         Raises:
-            Problem: `not_found`; `invalid_request`: an account is unknown.
+            Problem: `not_found`; `invalid_request`: as when it is created.
         """
-        return await self._context.database.run(self._update, principal, webhook_id, request)
+        updated = await self._context.database.run(self._update, principal, webhook_id, request)
+        # A first attempt that waits for the clock at one URL may be due at another.
+        self._context.wakeup.set()
+        return updated
 
     async def delete(self, principal: Principal, webhook_id: str) -> None:
         """Delete a webhook and abandon its pending deliveries.
@@ -121,16 +121,24 @@ class Webhooks:
         """
         return await self._context.database.run(self._rotate, principal, webhook_id, request)
 
-    def _insert(
-        self,
-        connection: Connection,
-        principal: Principal,
-        request: CreateWebhook,
-        faults: Sequence[FieldError],
-    ) -> NewWebhook:
-        faults = [*faults, *_account_faults(connection, principal, request.account_ids)]
+    def _check(
+        self, connection: Connection, principal: Principal, request: CreateWebhook | UpdateWebhook
+    ) -> None:
+        """Refuse a URL to which events may not be posted, and accounts of others.
+
+        Raises:
+            Problem: `invalid_request`.
+        """
+        faults = []
+        if request.url is not UNSET and not self._context.chain.is_test_chain and not is_https(request.url):
+            faults.append(FieldError(field="url", message="must be https"))
+        if request.account_ids is not UNSET:
+            faults += _account_faults(connection, principal, request.account_ids)
         if faults:
             raise invalid(*faults)
+
+    def _insert(self, connection: Connection, principal: Principal, request: CreateWebhook) -> NewWebhook:
+        self._check(connection, principal, request)
         context, now_us = self._context, self._context.clock.now_us()
         webhook_id, secret = context.identifiers.new(identifiers.WEBHOOK), self._new_secret()
         threshold = request.low_balance_threshold_usdc
@@ -150,6 +158,7 @@ class Webhooks:
             webhook_id=webhook_id,
             operator_id=principal.operator_id,
             url=webhook.url,
+            url_since_us=now_us,
             events=json.dumps(webhook.events),
             account_ids=json.dumps(webhook.account_ids),
             low_balance_threshold=None if threshold is None else to_micro(threshold),
@@ -178,9 +187,7 @@ class Webhooks:
 
     def _health(self, connection: Connection, row: WebhookRecord) -> WebhookHealth:
         since_us = self._context.clock.now_us() - _DAY_US
-        last_us, attempts, failures, latency_ms = delivery_store.health(
-            connection, row.operator_id, row.webhook_id, since_us
-        )
+        last_us, attempts, failures, latency_ms = delivery_store.health(connection, row, since_us)
         return WebhookHealth(
             last_success_at=None if last_us is None else from_us(last_us),
             attempts_24h=attempts,
@@ -192,26 +199,27 @@ class Webhooks:
         self, connection: Connection, principal: Principal, webhook_id: str, request: UpdateWebhook
     ) -> WebhookDetails:
         record = own_webhook(connection, principal, webhook_id, lock=True)
-        account_ids, threshold = request.account_ids, request.low_balance_threshold_usdc
+        self._check(connection, principal, request)
+        threshold, now_us = request.low_balance_threshold_usdc, self._context.clock.now_us()
         changes: dict[str, Any] = {}
-        if account_ids is not UNSET:
-            faults = _account_faults(connection, principal, account_ids)
-            if faults:
-                raise invalid(*faults)
-            changes["account_ids"] = json.dumps(tuple(dict.fromkeys(account_ids)))
+        if request.url not in (UNSET, record.url):
+            changes |= {"url": request.url, "url_since_us": now_us}
+        for name in ("events", "account_ids"):
+            if (values := getattr(request, name)) is not UNSET:
+                changes[name] = json.dumps(tuple(dict.fromkeys(values)))
         if threshold is not UNSET:
             changes["low_balance_threshold"] = None if threshold is None else to_micro(threshold)
-        health = self._health(connection, record)
+        before = _registered(record, self._health(connection, record))
         if not changes:
-            return _registered(record, health)
+            return before
         changed = store.WEBHOOKS.changed(connection, webhook_id, **changes)
-        before, after = _registered(record, health), _registered(changed, health)
+        after = _registered(changed, self._health(connection, changed))
         audit.record(
             connection,
             principal,
             action=UPDATE_WEBHOOK.name,
             subject=webhook_id,
-            now_us=self._context.clock.now_us(),
+            now_us=now_us,
             before=_audited(before),
             after=_audited(after),
         )

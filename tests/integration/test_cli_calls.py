@@ -59,8 +59,8 @@ whoami
 transfers create --from $A --to $B --amount 1.5 --memo rent --idempotency-key k
     POST /v1/transfers {"from": "$A", "to": "$B", "amount": "1.500000", "memo": "rent",
     "idempotency_key": "k"}
-transfers list --account $A --status settled
-    GET /ext/v1/transfers?limit=100&account_id=$A&status=settled
+transfers list --account $A --status rejected --error policy_violation
+    GET /ext/v1/transfers?limit=100&account_id=$A&status=rejected&error=policy_violation
 transfers get $T
     GET /v1/transfers/$T
 sessions open --from $A --to $B --cap 2 --idempotency-key k
@@ -80,6 +80,9 @@ webhooks create https://api.example/hooks --events transfer.settled --account $A
     "account_ids": ["$A"], "low_balance_threshold_usdc": 2}
 webhooks list
     GET /ext/v1/console/webhooks?limit=100
+webhooks update $W --endpoint https://api.example/new --events 'session.s*' --all-accounts
+    PATCH /ext/v1/console/webhooks/$W {"url": "https://api.example/new", "events": ["session.settled"],
+    "account_ids": []}
 webhooks rotate $W --overlap 0
     POST /ext/v1/console/webhooks/$W/rotate-secret {"overlap_seconds": 0}
 webhooks delete $W
@@ -90,8 +93,8 @@ events replay $E
     POST /ext/v1/console/events/$E/replay {}
 deliveries replay $E --webhook $W
     POST /ext/v1/console/events/$E/replay {"webhook_id": "$W"}
-approvals list
-    GET /ext/v1/console/approvals?limit=100
+approvals list --sort expires
+    GET /ext/v1/console/approvals?limit=100&sort=expires
 approvals approve $T
     POST /ext/v1/console/approvals/$T/approve
 approvals reject $T --reason legal
@@ -100,6 +103,8 @@ keys create --account $A --name laptop
     POST /ext/v1/console/agent-keys {"account_id": "$A", "name": "laptop"}
 keys list
     GET /ext/v1/console/agent-keys?limit=100
+keys list --account $A --revoked
+    GET /ext/v1/console/agent-keys?limit=100&account_id=$A&include_revoked=true
 keys revoke $K
     DELETE /ext/v1/console/agent-keys/$K {"key_id": "$K", "status": "revoked"}
 operator-keys create deploy

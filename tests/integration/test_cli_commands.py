@@ -189,14 +189,19 @@ def test_deliveries_are_replayed_by_their_identifier_by_their_event_or_once_if_u
     commands: CommandLine, given_up: tuple[str, str]
 ) -> None:
     event_id, delivery_id = given_up
-    (made,) = commands.items("deliveries", "replay", "--undelivered")
-    assert made["event_id"] == event_id
+    nothing = {"replayed": 0, "earliest_at": None, "has_more": False}
+    at = "2026-01-01T00:00:00.000Z"
+    undelivered = ("deliveries", "replay", "--undelivered")
+    assert commands.items(*undelivered, "--since", at) == [nothing]
+    assert commands.items(*undelivered, "--since", "2025-12-31") == [
+        nothing | {"replayed": 1, "earliest_at": at}
+    ]
     # On its way, and then received: neither is sent a second time.
-    assert commands.items("deliveries", "replay", "--undelivered") == []
+    assert commands.items(*undelivered) == [nothing]
     commands.server.sandbox.clock.advance(0)
     (replayed, _) = commands.server.deliveries.list(event_id=event_id)
-    assert (replayed.delivery_id, replayed.status) == (made["delivery_id"], "delivered")
-    assert commands.shown("deliveries", "replay", "--undelivered") == "Nothing to send.\n"
+    assert replayed.status == "delivered"
+    assert commands.shown(*undelivered).splitlines()[:2] == ["Replayed", "replayed     0"]
 
     (made,) = commands.items("deliveries", "replay", delivery_id)
     assert (made["event_id"], made["status"]) == (event_id, "pending")
@@ -213,6 +218,7 @@ def test_a_replay_that_cannot_be_made_is_explained(commands: CommandLine, given_
     rows: list[tuple[tuple[str, ...], int, str]] = [
         ((), 2, "IDs of deliveries or events, or --undelivered"),
         (("--undelivered", "evt_1"), 2, "IDs of deliveries or events, or --undelivered"),
+        ((given_up[1], "--since", "today"), 2, "--since needs --undelivered"),
         ((given_up[1], unknown), 1, said),
         ((unknown, "--webhook", webhook_id), 1, f"to {webhook_id}"),
     ]

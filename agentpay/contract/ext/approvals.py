@@ -1,6 +1,7 @@
 """Approvals on the console: transfers that are pending an operator's approval (interface CO5 to CO7)."""
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated, ClassVar, Final
 
 import attrs
@@ -40,6 +41,23 @@ class PendingTransfer(Transfer):
     splits: tuple[PaymentSplit, ...] | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
 
 
+class ApprovalSort(StrEnum):
+    """An order of pending transfers. Equal ones are newest first."""
+
+    EXPIRES = "expires"
+
+
+@frozen(kw_only=True)
+class ListApprovals(PageQuery):
+    """Query of `GET /ext/v1/console/approvals`.
+
+    Attributes:
+        sort: `expires`: the soonest to expire first. By default, newest first.
+    """
+
+    sort: ApprovalSort | None = None
+
+
 @frozen(kw_only=True)
 class RejectTransfer(Request):
     """Body of `POST /ext/v1/console/approvals/{transfer_id}/reject`.
@@ -56,9 +74,9 @@ LIST_APPROVALS: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/approvals",
     scope=Scope.OPERATOR,
-    query=PageQuery,
+    query=ListApprovals,
     responses={200: PageBody[PendingTransfer]},
-    summary="List the transfers that are pending approval, newest first.",
+    summary="List the transfers that are pending approval, newest first or sorted.",
 )
 APPROVE_TRANSFER: Final = Endpoint(
     name="approvals.approve",

@@ -5,7 +5,7 @@ Approvals, webhooks and operator keys have separate modules.
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from attrs import field, frozen
 
@@ -53,6 +53,7 @@ class AgentKey(Model):
         name: display label, or None.
         created_at: when it was created, UTC.
         expires_at: when it expires, UTC; None if it does not.
+        revoked_at: when it was revoked, UTC; None if it is not.
         max_total_usdc: USDC that it may spend in its lifetime; None means no limit.
         spent_total_usdc: USDC of that total that are spent or reserved; None without that limit.
     """
@@ -62,8 +63,22 @@ class AgentKey(Model):
     name: str | None
     created_at: datetime
     expires_at: datetime | None
+    revoked_at: datetime | None
     max_total_usdc: UsdcString | None
     spent_total_usdc: UsdcString | None
+
+
+@frozen(kw_only=True)
+class ListAgentKeys(PageQuery):
+    """Query of `GET /ext/v1/console/agent-keys`.
+
+    Attributes:
+        account_id: only keys of this account.
+        include_revoked: `true`: revoked and expired keys too.
+    """
+
+    account_id: Annotated[str, text(maximum=128)] | None = None
+    include_revoked: Literal["true"] | None = None
 
 
 @frozen(kw_only=True)
@@ -467,9 +482,9 @@ LIST_AGENT_KEYS: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/agent-keys",
     scope=Scope.OPERATOR,
-    query=PageQuery,
+    query=ListAgentKeys,
     responses={200: PageBody[AgentKey]},
-    summary="List the valid agent-scoped keys, newest first.",
+    summary="List the valid agent-scoped keys, or all, newest first.",
 )
 REVOKE_AGENT_KEY: Final[Endpoint[None]] = Endpoint(
     name="agent_keys.revoke",

@@ -21,7 +21,7 @@ from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody, PageQuery
 from agentpay.contract.requests import UNSET, Request, UnsetType
 from agentpay.contract.usdc import UsdcNumber
-from agentpay.contract.webhooks import EventName, Webhook
+from agentpay.contract.webhooks import EventName, EventNames, Webhook, WebhookUrl
 
 RETRY_DELAYS_SECONDS: Final = (30, 300, 1_800, 7_200)
 """Delay of each retry after the failed attempt before it; after one more failure there is no retry."""
@@ -44,7 +44,7 @@ class DeliveryStatusFilter(StrEnum):
 
 @frozen(kw_only=True)
 class WebhookHealth(Model):
-    """How deliveries to an endpoint went, judged by its newest 1,000.
+    """How deliveries to an endpoint went since it has its URL, judged by its newest 1,000.
 
     Attributes:
         last_success_at: when it last accepted a delivery, UTC; None if it never has.
@@ -77,6 +77,9 @@ class UpdateWebhook(Request):
     """Body of `PATCH /ext/v1/console/webhooks/{webhook_id}`. Omitted fields keep their values.
 
     Attributes:
+        url: the URL to post events to, `http(s)`, without user info; further attempts of earlier deliveries
+            go there too, under the same secret.
+        events: names of event types, at least one.
         account_ids: accounts whose events to receive; an empty list means all accounts of the operator.
         low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` is sent; null means
             never.
@@ -84,6 +87,8 @@ class UpdateWebhook(Request):
 
     _example: ClassVar = {"account_ids": [], "low_balance_threshold_usdc": 5}
 
+    url: WebhookUrl | UnsetType = UNSET
+    events: EventNames | UnsetType = UNSET
     account_ids: tuple[Annotated[str, text(minimum=1, maximum=128)], ...] | UnsetType = UNSET
     low_balance_threshold_usdc: UsdcNumber | None | UnsetType = UNSET
 
@@ -251,16 +256,18 @@ class ReplayDeliveries(Request):
 
 @frozen(kw_only=True)
 class ReplayedDeliveries(Model):
-    """How many deliveries were replayed.
+    """How many deliveries were replayed, and from when on.
 
     Attributes:
         replayed: number of new deliveries, each of one event to one webhook; at most 1,000.
+        earliest_at: when the earliest delivery that was replayed was created, UTC; None if none was.
         has_more: whether more remain; repeat the request to replay them.
     """
 
     _example: ClassVar = {"replayed": 12}
 
     replayed: int
+    earliest_at: datetime | None
     has_more: bool
 
 
@@ -289,7 +296,7 @@ UPDATE_WEBHOOK: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     request=UpdateWebhook,
     responses={200: WebhookDetails},
-    summary="Change the accounts or the balance threshold of a webhook.",
+    summary="Change the URL, events, accounts or balance threshold of a webhook.",
 )
 TEST_WEBHOOK: Final = Endpoint(
     name="webhooks.test",

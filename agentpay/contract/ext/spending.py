@@ -82,13 +82,17 @@ class ListTransfers(PageQuery):
         account_id: only transfers out of this account.
         status: only transfers with this status.
         idempotency_key: only transfers with this key.
+        error: only transfers with this error code.
         since: only transfers requested after this time.
         until: only transfers requested up to and including this time.
     """
 
+    _example: ClassVar = {"error": "insufficient_balance"}
+
     account_id: Annotated[str, text(maximum=128)] | None = None
     status: TransferStatus | None = None
     idempotency_key: Annotated[str, text(minimum=1, maximum=128)] | None = None
+    error: Annotated[str, text(minimum=1, maximum=128)] | None = None
     since: Moment | None = None
     until: Moment | None = None
 

@@ -40,7 +40,11 @@ class OperatorRecord:
     created_us: int
 
 
-@row("api_keys", Index("ix_api_keys_operator", "operator_id", "seq"))
+@row(
+    "api_keys",
+    Index("ix_api_keys_operator", "operator_id", "seq"),
+    index_where("account_id IS NOT NULL", "ix_api_keys_account", "operator_id", "account_id", "seq"),
+)
 @frozen
 class KeyRecord:
     """An API key. It is shown once and never stored."""

@@ -30,6 +30,9 @@ from agentpay_server.database.tables.base import KEY, UNIQUE, ZERO, Seq, index_w
     Index("ix_transfers_payee", "operator_id", "to", "seq"),
     index_where("memo_key IS NOT NULL", "ix_transfers_memo", "operator_id", "memo_key", "seq"),
     index_where("error IS NOT NULL", "ix_transfers_error", "operator_id", "error", "seq"),
+    index_where(
+        "error IS NOT NULL", "ix_transfers_account_error", "operator_id", "account_id", "error", "seq"
+    ),
     index_where("status = 'pending_approval'", "ix_transfers_pending_due", "approval_expires_us", "seq"),
     index_where("status = 'pending_approval'", "ix_transfers_pending_key", "key_id"),
     index_where("status = 'approved'", "ix_transfers_approved_due", "approval_expires_us", "seq"),

@@ -43,6 +43,8 @@ class WebhookRecord:
     webhook_id: Annotated[str, UNIQUE]
     operator_id: str
     url: str
+    # Since when it has this URL.
+    url_since_us: int
     # JSON arrays of strings.
     events: str
     account_ids: str

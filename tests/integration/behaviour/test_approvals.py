@@ -112,6 +112,19 @@ def test_a_pending_transfer_is_listed_until_it_is_decided_and_reserves_nothing(o
         office.server.approvals.approve(waiting.transfer_id)
 
 
+def test_pending_transfers_are_listed_by_their_expiry(office: Office) -> None:
+    first, second = (office.escalated(key=key).transfer_id for key in "ab")
+    office.server.sandbox.clock.advance(60)
+    third = office.escalated(key="c").transfer_id
+    approvals = office.client.approvals
+    for limit in (1, 2, 3):
+        found = [each.transfer_id for each in approvals.list(sort="expires", limit=limit)]
+        assert found == [second, first, third], "equal ones are newest first"
+    cursor = approvals.list(sort="expires", limit=1).cursor
+    for given in ({"cursor": cursor}, {"cursor": approvals.list(limit=1).cursor, "sort": "expires"}):
+        refused(office.http.get("/ext/v1/console/approvals", params=given), "invalid_request")
+
+
 # --- Approving --------------------------------------------------------------------------------------------
 
 

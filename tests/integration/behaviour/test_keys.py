@@ -162,7 +162,7 @@ def test_a_key_is_shown_once_with_its_account(http: httpx.Client, client: AgentP
     assert body["key"].startswith("ap_agent_")
     assert (body["account_id"], body["name"]) == (account_id, "Laptop")
     (listed,) = http.get("/ext/v1/console/agent-keys").json()["data"]
-    assert listed == {"spent_total_usdc": None} | {name: body[name] for name in shown}
+    assert listed == {"spent_total_usdc": None, "revoked_at": None} | {name: body[name] for name in shown}
 
 
 def test_a_revoked_key_is_refused_on_the_next_request(
@@ -183,6 +183,27 @@ def test_a_revoked_key_is_refused_on_the_next_request(
         assert [key["key_id"] for key in http.get("/ext/v1/console/agent-keys").json()["data"]] == [
             keys[1].key_id
         ]
+
+
+def test_revoked_and_expired_keys_of_an_account_are_listed_on_request(
+    server: AgentPayServer, client: AgentPay
+):
+    account_id, other = (client.accounts.create(name=name).account_id for name in "ab")
+    live, expired, revoked = (
+        client.agent_keys.create(account_id, expires_in=seconds).key_id for seconds in (None, 5, 60)
+    )
+    of_other = client.agent_keys.create(other).key_id
+    server.sandbox.clock.advance(5)
+    client.agent_keys.revoke(revoked)
+
+    def listed(**given):
+        return [(key.key_id, key.revoked_at) for key in client.agent_keys.list(**given)]
+
+    assert listed() == [(of_other, None), (live, None)]
+    assert listed(account_id=account_id) == [(live, None)]
+    whole = listed(account_id=account_id, include_revoked=True)
+    assert whole == [(revoked, server.sandbox.clock.now()), (expired, None), (live, None)]
+    assert listed(include_revoked=True) == [(of_other, None), *whole]
 
 
 def test_a_key_is_revoked_once(server: AgentPayServer, http: httpx.Client, client: AgentPay):

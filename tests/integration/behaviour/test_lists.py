@@ -169,6 +169,7 @@ LISTS = {
             "account_id": value("from"),
             "status": value("status"),
             "idempotency_key": value("idempotency_key"),
+            "error": lambda _, row: row.get("error"),
         },
         table="transfers",
         has_times=True,
@@ -199,7 +200,9 @@ LISTS = {
         id=None, add=lambda world: world.server.agent_keys.create(world.first), has_times=True
     ),
     "/ext/v1/console/agent-keys": Listed(
-        id="key_id", add=lambda world: world.server.agent_keys.create(world.first)
+        id="key_id",
+        add=lambda world: [world.server.agent_keys.create(each) for each in (world.first, world.second)],
+        filters={"account_id": value("account_id")},
     ),
     "/ext/v1/console/operator-keys": Listed(
         id="key_id", add=lambda world: world.server.operator_keys.create(name=world.key())
@@ -266,7 +269,7 @@ def test_the_table_has_every_list() -> None:
             listed = LISTS[endpoint.path]
             tested = {*listed.filters} | ({"since", "until"} & names if listed.has_times else set())
             # These have tests of their own, for what they find or sort.
-            assert names - tested <= {"account_id", "name", "sort", "q"}
+            assert names - tested <= {"account_id", "name", "sort", "q", "include_revoked"}
 
 
 # --- Order and pages --------------------------------------------------------------------------------------
@@ -328,7 +331,7 @@ FILTERS = [(path, name) for path, listed in LISTS.items() for name in listed.fil
 def test_a_filter_selects_what_has_its_value_across_pages(world: World, path: str, name: str) -> None:
     rows = world.walk(path)
     values = {LISTS[path].filters[name](world, row) for row in rows} - {None}
-    assert len(values) > 1 or name == "needs_attention"
+    assert len(values) > 1 or name in ("needs_attention", "error")
     for wanted in sorted(values)[:8]:
         expected = selected(world, path, rows, {name: wanted})
         assert world.walk(path, 2, **{name: wanted}) == expected, wanted

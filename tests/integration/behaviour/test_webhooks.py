@@ -4,9 +4,11 @@ import json
 import logging
 import re
 
+import chain_facts
 import httpx
 import pytest
 from money import rows
+from receivers import Receiver
 from server_world import (
     UNKNOWN,
     UNKNOWN_ACCOUNT,
@@ -20,11 +22,18 @@ from sqlalchemy import text
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay.contract.events import EVENTS
+from agentpay.webhooks import unwrap
 from agentpay_server import AgentPayServer
 
 UNKNOWN_WEBHOOK = UNKNOWN["webhook_id"]
 URL = "https://example.com/hooks"
 TYPES = list(EVENTS)
+
+
+@pytest.fixture
+def receiver():
+    with Receiver() as running:
+        yield running
 
 
 def register(http: httpx.Client, **fields) -> httpx.Response:
@@ -142,6 +151,28 @@ def test_every_fault_is_named_and_nothing_is_stored(
         assert all(event_type in messages["events[2]"] for event_type in TYPES)
     assert state_of(shared_server) == before
 
+    if ... not in fields.values():
+        # The same fields, of a webhook that exists.
+        path = f"/ext/v1/console/webhooks/{register(shared_http).json()['webhook_id']}"
+        before = state_of(shared_server)
+        changes = json.dumps(fields).replace("OWN", shared_account.account_id).replace("FOREIGN", foreign)
+        assert faults(shared_http.patch(path, content=changes)) == messages
+        assert state_of(shared_server) == before
+
+
+def test_a_public_cluster_requires_https_of_new_and_of_changed_urls(
+    server: AgentPayServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+):
+    webhook_id = register(http).json()["webhook_id"]
+    chain_facts.state_to_services(monkeypatch, is_test_chain=False)
+    url = "http://example.com/hooks"
+
+    for response in (
+        register(http, url=url),
+        http.patch(f"/ext/v1/console/webhooks/{webhook_id}", json={"url": url}),
+    ):
+        assert faults(response) == {"url": "must be https"}
+
 
 # --- The secret -------------------------------------------------------------------------------------------
 
@@ -232,6 +263,36 @@ def test_a_deleted_webhook_gets_no_more_events(server: AgentPayServer, funded: F
     assert [(d.status, len(d.attempts), d.next_attempt_at) for d in given_up] == [
         ("undelivered", 1, None)
     ] * 2
+
+
+def test_a_changed_url_gets_what_is_not_delivered_yet_under_the_same_secret(
+    server: AgentPayServer, client: AgentPay, funded: Funded, receiver: Receiver
+):
+    old, payer, payee = server.webhook_inbox(events=["transfer.settled"]), funded("5"), funded("1")
+    old.fail_next()
+
+    def pay():
+        return client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1").transfer_id
+
+    retried, _ = pay(), server.sandbox.clock.advance(0)
+    server.sandbox.clock.advance(1)
+    pending = pay()
+
+    changed = client.webhooks.update(old.webhook_id, url=receiver.url, events=TYPES[:1])
+
+    assert (changed.url, changed.events) == (receiver.url, tuple(TYPES[:1]))
+    assert (changed.health.attempts_24h, changed.health.failures_24h) == (0, 0), "those at the old URL"
+    # The first attempt, which waited for the clock at an inbox, is made at once; the retry when it is due.
+    receiver.wait_for(1)
+    server.sandbox.clock.advance(29)
+    received = [unwrap(post.body, post.headers, secret=old.secret) for post in receiver.posts]
+    assert [event.data.transfer_id for event in received] == [pending, retried]
+    assert len(old.receipts) == 1
+    health = next(iter(client.webhooks.list())).health
+    assert (health.attempts_24h, health.failures_24h) == (2, 0)
+    entry = next(each for each in client.console.audit_log.list() if each.action == "webhooks.update")
+    assert (entry.before["url"], entry.after["url"]) == (old.url, receiver.url)
+    assert (entry.before["events"], entry.after["events"]) == (["transfer.settled"], TYPES[:1])
 
 
 def test_every_change_is_in_the_audit_trail_without_a_secret(server: AgentPayServer, http: httpx.Client):

@@ -22,7 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import sqlite
 
 import agentpay_server
-from agentpay_server.database.rows import Pages, Rows
+from agentpay_server.database.rows import Pages, Rows, SortedPages
 from agentpay_server.database.sqlite import _template
 from agentpay_server.database.tables import metadata
 
@@ -61,7 +61,7 @@ def all_statements() -> dict[str, Statement]:
 
 
 def _statements_in(value: Any) -> Iterable[tuple[Any, Any]]:
-    if isinstance(value, Rows | Pages):
+    if isinstance(value, Rows | Pages | SortedPages):
         return value.statements().items()
     return value.items() if isinstance(value, dict) else [("", value)]
 

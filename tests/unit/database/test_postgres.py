@@ -410,8 +410,8 @@ async def test_racing_claims_for_many_accounts_give_operators_one_winner_and_age
 
 
 FILLED = """
-    INSERT INTO webhooks (webhook_id, operator_id, url, events, account_ids, secret, created_us)
-    SELECT 'wh_' || i, 'op_1', 'http://receiver', '[]', '[]', '', 0 FROM generate_series(1, 50) i;
+    INSERT INTO webhooks (webhook_id, operator_id, url, url_since_us, events, account_ids, secret, created_us)
+    SELECT 'wh_' || i, 'op_1', 'http://receiver', 0, '[]', '[]', '', 0 FROM generate_series(1, 50) i;
     INSERT INTO deliveries (delivery_id, operator_id, event_id, event_type, webhook_id, status, attempts,
         due_us, leased_until_us, created_us)
     SELECT 'dlv_' || i, 'op_1', 'evt_' || i, 'transfer.settled', 'wh_' || (1 + i % 50), 'pending', 0,
