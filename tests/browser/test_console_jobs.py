@@ -178,6 +178,38 @@ def test_search_finds_each_kind_of_thing_with_the_keyboard_alone(
     expect(tab.locator(".results")).to_contain_text("Nothing found")
 
 
+@pytest.mark.parametrize("keys", ["Control+k", "Meta+k"])
+def test_search_offers_pages_and_actions_by_what_is_typed(
+    server: AgentPayServer, console: Console, keys: str
+) -> None:
+    waiting(server)
+    tab = console.open("timeline")
+    results = tab.locator(".results")
+    tab.get_by_label("Find").focus()  # also from within a field
+    tab.keyboard.press(keys)
+    tab.keyboard.type("travel")
+    expect(results).to_contain_text("Travel desk")
+    expect(results).not_to_contain_text("Actions")
+    tab.get_by_role("searchbox", name="Search").fill("DELIV")
+    expect(results.locator("a, button").first).to_have_text("Deliveries")
+    tab.keyboard.press("Enter")
+    expect(tab.locator("h1")).to_have_text("Deliveries")
+    for text, title in {"pause": "Pause all?", "all": "Resume all?", "new": "New account"}.items():
+        tab.keyboard.press(keys)
+        tab.keyboard.type(text)
+        expect(results).to_contain_text("Actions")
+        tab.keyboard.press("Enter")
+        expect(tab.get_by_role("dialog", name=title)).to_be_visible()
+        expect(results).to_have_count(0)
+        tab.keyboard.press("Escape")
+        expect(tab.get_by_role("dialog")).to_have_count(0)
+    tab.keyboard.press(keys)
+    tab.keyboard.type("pause")
+    tab.keyboard.press("Enter")
+    confirm(tab, "Pause all")
+    says(tab, "2 accounts paused; 2 are paused now.")
+
+
 def test_an_empty_result_of_a_filter_says_so(server: AgentPayServer, console: Console) -> None:
     waiting(server)
     tab = console.open("timeline?type=transfer.settled")

@@ -32,7 +32,7 @@ export const overview = ({ asked }) => [
 		tile("deliveries?needs_attention=true", "Deliveries need attention", it.undelivered_deliveries, "bad"),
 		tile("sessions?status=open", "Open sessions", it.open_sessions))),
 	spending(asked),
-	h("div.head", h("h2.grow", "Accounts"), pausingAll("Resume all", "Those that “Pause all” has paused can pay again.", "resume", ""), pausingAll("Pause all", "Transfers of all accounts are refused from now on.", "pause", "danger"), newAccount()),
+	h("div.head", h("h2.grow", "Accounts"), actions()),
 	list({
 		path: "/console/accounts", exports: "accounts",
 		query: { by: "", sort: SORTS.includes((asked.sort ?? "").replace("-", "")) ? asked.sort : "" },
@@ -166,6 +166,11 @@ const pausingAll = (label, effect, action, look) => change(label, effect, async 
 	const { changed, paused } = await post(`/console/accounts/${action}`);
 	return `${changed} accounts ${action}d; ${paused} are paused now.`;
 }, { look });
+
+export const actions = () => [
+	pausingAll("Resume all", "Those that “Pause all” has paused can pay again.", "resume", ""),
+	pausingAll("Pause all", "Transfers of all accounts are refused from now on.", "pause", "danger"), newAccount(),
+];
 
 const lines = (text) => text.split(/[\n,]/).map((each) => each.trim()).filter(Boolean);
 

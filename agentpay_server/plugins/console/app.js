@@ -1,13 +1,13 @@
 // @ts-check
 
-import { access, account, overview } from "./admin.js";
+import { access, account, actions, overview } from "./admin.js";
 import { call, follow, KEY, pause, post, read } from "./api.js";
 import { bench } from "./bench.js";
 import { deliveries, sessions, timeline } from "./history.js";
 import { able, live, me, meet, reload, turn } from "./page.js";
 import { find } from "./search.js";
 import { approvals, transfer } from "./transfer.js";
-import { $, ask, button, clock, code, dismiss, facts, field, form, h, said, tell } from "./ui.js";
+import { $, ask, button, clock, code, dismiss, facts, field, form, h, link, said, tell } from "./ui.js";
 
 /** Name, title, content, key after `g`, icon or page of the bar. @type {any[][]} */
 const PAGES = [
@@ -23,7 +23,7 @@ const PAGES = [
 ];
 const BAR = PAGES.slice(0, 7);
 const KEYS = {
-	"j k": "Next, previous row", "a r": "Approve, reject the row", "/": "Search for anything", "?": "This list", Esc: "Leave a dialog or field",
+	"j k": "Next, previous row", "a r": "Approve, reject the row", "/ Ctrl-K": "Search for anything, or for an action", "?": "This list", Esc: "Leave a dialog or field",
 };
 const CLUSTERS = { __proto__: null, embedded: "built-in chain" };
 const NAME = "agentpay console", REFUSED = "This key is unknown, revoked or expired.";
@@ -159,14 +159,14 @@ function start(whom) {
 	signedIn.abort();
 	signedIn = new AbortController();
 	const { signal } = signedIn, state = h("span.state");
-	const places = BAR.filter(([name]) => name !== "bench" || me.is_test_money).map(([name, label, , , path]) =>
+	const places = pages().map(([name, label, , , path]) =>
 		h("a", { href: `#/${name}`, "data-page": name }, icon(path), h("span", label), h("span.count")));
 	app.replaceChildren(
 		h("header",
 			h("a.brand", { href: "#/overview" }, icon("M5 18 12 5l7 13M8 14h8"), "agentpay"),
 			me.is_test_money ? h("span.money.test", "TEST MONEY") : h("span.money.real", "REAL MONEY"),
 			h("span.quiet.whom", said(whom), ` · ${CLUSTERS[me.cluster] ?? me.cluster}`), h("span.grow"),
-			button([icon("M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14M16 16l4.5 4.5"), h("span", "Search"), h("kbd", "/")], find, { class: "find", "aria-label": "Search" }), state,
+			button([icon("M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14M16 16l4.5 4.5"), h("span", "Search"), h("kbd", "/")], seek, { class: "find", "aria-label": "Search" }), state,
 			button("?", help, { "aria-label": "Keyboard shortcuts" }), button("Sign out", signOut)),
 		h("nav", { "aria-label": "Pages" }, places), h("section", { "aria-label": "Health" }, h("ul.strip")), h("main"));
 	let isStreaming = false, isAnswered = true, isChained = true, isWell = true;
@@ -253,11 +253,21 @@ function route() {
 	title.focus({ preventScroll: true });
 }
 
+/** The pages of the bar that this server has. */
+const pages = () => BAR.filter(([name]) => name !== "bench" || me.is_test_money);
+
+const seek = () => find([...pages().map(([name, label]) => link(`#/${name}`, label)), ...actions()]);
+
 let isGoing = false;
 
 function press(event) {
 	const on = event.target, letter = event.key;
-	if (event.ctrlKey || event.metaKey || event.altKey || $("dialog[open]") || signedIn.signal.aborted) return;
+	const isWith = event.ctrlKey || event.metaKey;
+	if (event.altKey || $("dialog[open]") || signedIn.signal.aborted || (isWith && letter !== "k")) return;
+	if (isWith) {
+		seek();
+		return event.preventDefault();
+	}
 	if (on.matches?.("input, select, textarea")) {
 		if (letter === "Escape") on.blur();
 		return;
@@ -266,7 +276,7 @@ function press(event) {
 	isGoing = letter === "g";
 	if (to) location.hash = `#/${to[0]}`;
 	else if (letter === "?") help();
-	else if (letter === "/") find();
+	else if (letter === "/") seek();
 	else if (letter === "j" || letter === "k") {
 		const rows = [...document.querySelectorAll("[data-row]")], next = rows[row ? rows.indexOf(row) + (letter === "j" ? 1 : -1) : 0];
 		const place = next && (next.matches("[tabindex]") ? next : $("summary, a[href], button", next));
