@@ -68,8 +68,13 @@ export function money(amount, sign = "") {
 	return node;
 }
 
-export const meter = (meaning, total, parts) => h("div.meter", { role: "img", "aria-label": meaning },
-	Object.entries(parts).map(([look, part]) => h(`span.${look}`, { style: { flexGrow: part / total || 0 } })));
+/** How much of a limit is used: amber from 80 % on, red at 100 %, and said. */
+export function meter(meaning, total, parts) {
+	const micros = (amount) => Math.round(amount * 1e6), limit = micros(total);
+	const used = Object.values(parts).reduce((sum, part) => sum + micros(part), 0);
+	const [look, state] = used >= limit ? ["bad", ", used up"] : used * 5 >= limit * 4 ? ["warn", `, ${Math.floor(used / limit * 100)} % used`] : ["", ""];
+	return h(`div.meter.${look}`, { role: "img", "aria-label": meaning + state }, Object.entries(parts).map(([part, amount]) => h(`span.${part}`, { style: { flexGrow: amount / total || 0 } })));
+}
 
 /** The server's time: on a test chain it may stand still. */
 export const clock = { now: () => Date.now() };
