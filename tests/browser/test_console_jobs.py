@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import money
 import pytest
@@ -15,6 +16,17 @@ from agentpay import AuthenticationError, PolicyViolationError, Transfer
 from agentpay_server import AgentPayServer
 
 ACCOUNTS = 120
+
+BROKEN = """() => {
+    const rows = [...document.querySelectorAll("[data-row].row, [data-row] .row")];
+    return [rows.length, rows.filter((row) => {
+        const place = (selector) => row.querySelector(selector).getBoundingClientRect();
+        const amount = place(".number"), name = place(".grow");
+        const isBeside = name.right <= amount.left && amount.top <= name.bottom && name.top <= amount.bottom;
+        return !isBeside || amount.right > innerWidth;
+    }).map((row) => row.innerText)];
+}"""
+"""How many rows a list has, and those whose amount is not beside what it is of, or not whole."""
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +252,43 @@ def test_accounts_are_sorted_and_paged_forth_and_back(crowd: Console, size: tupl
     expect(newer).to_have_count(0)
     crowd.go(tab, "overview?sort=-name")
     expect(rows.first).to_contain_text("Oldest")
+
+
+def test_accounts_begin_above_the_fold_in_dense_rows(crowd: Console) -> None:
+    tab = crowd.open(size=(1440, 900))
+    rows = [box for row in tab.locator(".rows > li").all() if (box := row.bounding_box())]
+    assert sum(box["y"] + box["height"] <= 900 for box in rows) >= 8
+    assert {box["height"] for box in rows} <= {34, 35}  # with and without the line between two
+
+
+def test_long_amounts_stay_whole_beside_what_they_are_of(server: AgentPayServer, console: Console) -> None:
+    client, amount = server.client(), "1234567.654321"
+    names = ("Procurement of northern Europe", "Wholesale of everything")
+    payer, payee = (client.accounts.create(name=name).account_id for name in names)
+    for account_id in (payer, payee):
+        server.sandbox.fund(account_id, amount)
+    client.transfers.create(from_=payer, to=payee, amount=amount)
+    server.sessions.open(account_id=payee, to=payer, cap_usdc=amount)
+    tab = console.open(size=NARROW)
+    for page in ("overview", "timeline", "sessions", f"accounts/{payer}"):
+        console.go(tab, page)
+        assert tab.evaluate(BROKEN) == [1 if page == "sessions" else 2, []], page
+
+
+def test_all_times_are_of_one_zone_which_is_named_once(server: AgentPayServer, console: Console) -> None:
+    transfer = waiting(server, "1")
+    zone = {"timezoneId": "Asia/Tokyo"}
+    tab = console.open(
+        "timeline",
+        before=lambda tab: tab.context.new_cdp_session(tab).send("Emulation.setTimezoneOverride", zone),
+    )
+    expect(tab.get_by_role("region", name="Health")).to_contain_text("Times in Asia/Tokyo")
+    assert transfer.settled_at is not None
+    local = transfer.settled_at.astimezone(ZoneInfo("Asia/Tokyo"))
+    expect(tab.locator("[data-row] time").first).to_contain_text(f"{local:%H:%M}")
+    console.go(tab, f"accounts/{transfer.from_}")
+    # The server adds up days of UTC.
+    expect(tab.get_by_role("link", name="30 days of UTC")).to_be_visible()
 
 
 # --- Do the work
@@ -553,6 +602,7 @@ def test_spend_is_drawn_by_hour_and_day_with_refusals(
         expect(chart.locator(".bar")).to_have_count(1)
         expect(chart.locator(".refused")).to_have_count(1)
         expect(chart).to_contain_text("4.00 USDC")
+        expect(chart.locator(".values span")).to_have_text(["0", "2", "4"])
         expect(chart.locator("line.limit")).to_have_count(0)  # 150 a day would flatten a bar of 4.
     server.client().policies.update(transfer.from_, max_daily_spend=10)
     for label, sums in (("24 hours", 1), ("30 days", 0)):

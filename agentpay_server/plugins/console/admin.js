@@ -7,7 +7,7 @@ import {
 } from "./page.js";
 import {
 	ask, badge, balanceOf, big, button, changes, chart, code, copies, facts, field, h, json, link, meter, moment, money, plain, quiet, said, showSecret, span,
-	STAY, usdc, words,
+	STAY, usdc, words, ZONE,
 } from "./ui.js";
 
 const HOUR = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
@@ -19,7 +19,7 @@ const tile = (page, label, count, look = "") => h("li", link(`#/${page}`, h(`str
 function spending({ by = "hour" }, account_id, limitOf = () => null) {
 	const tab = (name, label) => h("a", { href: at(location.hash.split("?")[0] || "#/overview", { by: name }), "aria-current": by === name && "true" }, label);
 	return h("section.card",
-		h("div.head", h("h2.grow", "Spend"), h("p.tabs", tab("hour", "24 hours"), tab("day", "30 days"))),
+		h("div.head", h("h2.grow", "Spend"), h("p.tabs", tab("hour", "24 hours"), tab("day", ZONE.endsWith("UTC") ? "30 days" : "30 days of UTC"))),
 		part(async () => ({ ...await get(at("/console/spend", { account_id, by })), limit: await limitOf() }),
 			({ data, limit }) => chart(data, limit, (iso) => (by === "hour" ? HOUR : DAY).format(new Date(iso)), by === "hour")));
 }
@@ -27,17 +27,16 @@ function spending({ by = "hour" }, account_id, limitOf = () => null) {
 const SORTS = ["name", "balance", "spent", "limit"];
 
 export const overview = ({ asked }) => [
-	part(async () => summary(), (it) => h("ul.tiles",
+	h("div.top", part(async () => summary(), (it) => h("ul.tiles",
 		tile("approvals", "Waiting for approval", it.pending_approvals, "warn"),
 		tile("deliveries?needs_attention=true", "Deliveries need attention", it.undelivered_deliveries, "bad"),
-		tile("sessions?status=open", "Open sessions", it.open_sessions))),
-	spending(asked),
+		tile("sessions?status=open", "Open sessions", it.open_sessions))), spending(asked)),
 	h("div.head", h("h2.grow", "Accounts"), actions()),
 	list({
 		path: "/console/accounts", exports: "accounts",
 		query: { by: "", sort: SORTS.includes((asked.sort ?? "").replace("-", "")) ? asked.sort : "" },
 		heads: [["Account", "", "name"], "Status", ["Balance", "number", "balance"], ["Spent in 24 h", "number", "spent"], ["Daily limit", "number", "limit"], ""],
-		cols: "minmax(0, 1fr) 6.5rem 9.5rem 9.5rem 9.5rem minmax(7rem, .35fr)",
+		cols: "minmax(0, 1fr) 6.5rem 10.5rem 9.5rem 9.5rem minmax(6rem, .3fr)",
 		none: ["No accounts yet. Create one:", 'client.accounts.create(name="Research bot")'],
 		row: (it) => [
 			[party(it.account_id), quiet(" ", said(it.handle))], standing(it),

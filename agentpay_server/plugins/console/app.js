@@ -7,7 +7,7 @@ import { deliveries, sessions, timeline } from "./history.js";
 import { able, live, me, meet, reload, turn } from "./page.js";
 import { find } from "./search.js";
 import { approvals, transfer } from "./transfer.js";
-import { $, ask, button, clock, code, dismiss, facts, field, form, h, link, said, tell } from "./ui.js";
+import { $, ask, button, clock, code, dismiss, facts, field, form, h, link, said, tell, ZONE } from "./ui.js";
 
 /** Name, title, content, key after `g`, icon or page of the bar. @type {any[][]} */
 const PAGES = [
@@ -168,7 +168,7 @@ function start(whom) {
 			h("span.quiet.whom", said(whom), ` · ${CLUSTERS[me.cluster] ?? me.cluster}`), h("span.grow"),
 			button([icon("M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14M16 16l4.5 4.5"), h("span", "Search"), h("kbd", "/")], seek, { class: "find", "aria-label": "Search" }), state,
 			button("?", help, { "aria-label": "Keyboard shortcuts" }), button("Sign out", signOut)),
-		h("nav", { "aria-label": "Pages" }, places), h("section", { "aria-label": "Health" }, h("ul.strip")), h("main"));
+		h("nav", { "aria-label": "Pages" }, places), h("section.strip", { "aria-label": "Health" }, h("ul"), h("span", `Times in ${ZONE}`)), h("main"));
 	let isStreaming = false, isAnswered = true, isChained = true, isWell = true;
 	const showState = () => {
 		const isLive = isStreaming && isAnswered && isChained && navigator.onLine;
@@ -210,7 +210,7 @@ async function readFrame(signal) {
 	$("[data-page=approvals] .count").textContent = summary.pending_approvals || "";
 	$("[data-page=deliveries] .count").textContent = summary.undelivered_deliveries || "";
 	allow(summary);
-	$(".strip").replaceChildren(...health(summary));
+	$(".strip ul").replaceChildren(...health(summary));
 	dispatchEvent(new CustomEvent("health", { detail: summary }));
 	const now = Date.parse(summary.now), since = performance.now();
 	// The browser's clock may be wrong.

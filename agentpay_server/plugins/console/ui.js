@@ -79,6 +79,9 @@ export function meter(meaning, total, parts) {
 /** The server's time: on a test chain it may stand still. */
 export const clock = { now: () => Date.now() };
 
+/** The zone of all times that are shown. */
+export const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
+
 const CLOCK = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 
@@ -297,6 +300,13 @@ export const showSecret = (title, { key, secret = key }) => ask({ title, action:
 	h("p", "It is never shown again."), h("p.secret", whole(secret), copies("Copy", secret)));
 
 const WIDTH = 640, HEIGHT = 120;
+const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+
+/** Zero, and two to four round amounts up to `top`. */
+function ticks(top) {
+	const power = 10 ** Math.floor(Math.log10(top / 2)), step = power * [5, 2, 1].find((each) => each * power <= top / 2);
+	return [0, 1, 2, 3, 4].map((each) => each * step).filter((amount) => amount <= top);
+}
 
 /**
  * Spend by period against a daily limit, with a mark for refusals. `at` names a period. The limit is compared with the
@@ -322,13 +332,13 @@ export function chart(data, limit, at, isOfHours = false) {
 	let sum = 0;
 	const sums = amounts.map((amount, i) => `${(i + 0.5) * step},${y(sum += amount)}`).join(" ");
 	const meaning = `${usdc(total)} USDC spent from ${at(data[0].at)} to ${at(data.at(-1).at)}, ${refused} rejected`;
-	const edge = (i) => h("span", at(data[i].at));
+	const edge = (i) => h("span", at(data[i].at)), level = (look, amount) => svg("line", { class: look, x1: 0, x2: WIDTH, y1: y(amount), y2: y(amount) });
 	return h("figure.chart", { role: "img", "aria-label": meaning },
 		h("figcaption", h("strong", `${cents(total)} USDC`), refused > 0 && h("span.bad", `${refused} rejected`),
 			h("span.grow"), quiet(`most in ${isOfHours ? "an hour" : "a day"} ${cents(most)}`), isLimitShown && h("span.limit", `limit ${cents(limit)} a day`)),
-		svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT + 16}`, preserveAspectRatio: "none", "aria-hidden": "true" },
-			svg("line", { class: "base", x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT }), bars,
-			hasSum && svg("polyline", { class: "sum", points: sums }),
-			isLimitShown && svg("line", { class: "limit", x1: 0, x2: WIDTH, y1: y(limit), y2: y(limit) })),
-		h("div.axis", edge(0), data.length > 2 && edge(data.length >> 1), edge(data.length - 1)));
+		h("div.plot",
+			h("div.values", ticks(top).map((amount) => h("span", { style: { top: `${y(amount)}px` } }, SHORT.format(amount)))),
+			svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT + 16}`, preserveAspectRatio: "none", "aria-hidden": "true" }, ticks(top).map((amount) => level("base", amount)), bars,
+				hasSum && svg("polyline", { class: "sum", points: sums }), isLimitShown && level("limit", limit)),
+			h("div.axis", edge(0), data.length > 2 && edge(data.length >> 1), edge(data.length - 1))));
 }
