@@ -366,6 +366,115 @@ def test_everything_is_paused_and_resumed_but_what_was_paused_before(
     assert [client.policies.get(each).paused for each in (first, second, before)] == [False, False, True]
 
 
+@BOTH
+def test_several_accounts_are_paused_at_once_and_each_failure_is_told(
+    server: AgentPayServer, console: Console, size: tuple[int, int]
+) -> None:
+    console.expects_failures = True
+    client = server.client()
+    ids = [client.accounts.create(name=f"Bot {number}").account_id for number in range(5)]
+    client.policies.pause(ids[0])
+    tab = console.open("overview?sort=name", size=size)
+    expect(tab.get_by_label("Select Bot 0")).to_have_count(0)  # there is nothing to pause
+    tab.get_by_label("Select Bot 1").click()
+    tab.get_by_label("Select Bot 4").click(modifiers=["Shift"])
+    tab.get_by_label("Select Bot 2").click()
+    bar = tab.locator(".picked")
+    expect(bar).to_contain_text("3 accounts selected")
+    expect(bar.get_by_role("button", name="Pause 3 accounts…")).to_be_in_viewport()
+    # A change elsewhere draws rows again, and they stay selected.
+    server.sandbox.fund(ids[1], "7")
+    expect(tab.locator("[data-row]", has_text="Bot 1")).to_contain_text("7.00")
+    bar.get_by_role("button", name="Pause 3 accounts…").click()
+    dialog = tab.get_by_role("dialog", name="Pause 3 accounts?")
+    expect(dialog.locator("li")).to_have_text(["Bot 1", "Bot 3", "Bot 4"])
+    expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
+    refusal = {"error": "rate_limited", "message": "no room", "request_id": "req_1"}
+    tab.route(f"**/v1/accounts/{ids[3]}/policy", lambda route: route.fulfill(status=429, json=refusal))
+    dialog.get_by_role("button", name="Pause 3 accounts").click()
+    told = tab.get_by_role("dialog", name="2 accounts paused, 1 not.")
+    expect(told.locator("li")).to_have_text(["Bot 3: no room"])
+    told.get_by_role("button", name="Close").click()
+    assert [client.policies.get(each).paused for each in ids] == [True, True, False, False, True]
+    # What failed stays selected.
+    expect(bar).to_contain_text("1 account selected")
+    expect(tab.get_by_label("Select Bot 3")).to_be_checked()
+    bar.get_by_role("button", name="Clear").click()
+    expect(bar).to_be_empty()
+
+
+@BOTH
+def test_several_deliveries_are_replayed_at_once(
+    server: AgentPayServer, console: Console, size: tuple[int, int]
+) -> None:
+    transfer = waiting(server, "1")
+    server.webhook_inbox(events=["transfer.settled"])
+    for _ in range(3):
+        server.client().transfers.create(from_=transfer.from_, to=transfer.to, amount=1)
+    server.sandbox.clock.advance(0)
+    tab = console.open("deliveries", size=size)
+    boxes = tab.locator("input.pick")
+    expect(boxes).to_have_count(3)
+    boxes.first.click()
+    boxes.nth(1).press("Space")
+    expect(tab.locator("details[open] > .row")).to_have_count(0)  # a box does not unfold its row
+    before = len(server.deliveries)
+    tab.get_by_role("button", name="Replay 2 deliveries…").click()
+    confirm(tab, "Replay 2 deliveries")
+    says(tab, "2 deliveries replayed.")
+    assert len(server.deliveries) == before + 2
+    expect(tab.locator(".picked")).to_be_empty()
+
+
+@BOTH
+def test_several_keys_are_revoked_at_once_but_never_the_one_in_use(
+    server: AgentPayServer, console: Console, size: tuple[int, int]
+) -> None:
+    client = server.client()
+    for number in range(3):
+        client.operator_keys.create(name=f"Laptop {number}")
+    mine = client.whoami().key_id
+    tab = console.open("access/operators", size=size)
+    expect(tab.locator("input.pick")).to_have_count(3)
+    tab.get_by_label("Select Laptop 0").click()
+    tab.get_by_label("Select Laptop 1").click()
+    tab.get_by_role("button", name="Revoke 2 keys…").click()
+    confirm(tab, "Revoke 2 keys")
+    says(tab, "2 keys revoked.")
+    expect(tab.locator("input.pick")).to_have_count(1)
+    left = {key.key_id: key.name for key in client.operator_keys.list()}
+    assert mine in left
+    assert len(left) == 2
+    assert "Laptop 2" in left.values()
+
+
+def test_a_selection_that_the_sign_in_outlives_asks_for_no_more(
+    server: AgentPayServer, console: Console
+) -> None:
+    """A key is revoked in the middle: what was not yet asked for is not done by whoever signs in next."""
+    console.expects_failures = True
+    client = server.client()
+    ids = [client.accounts.create(name=f"Bot {number}").account_id for number in range(3)]
+    made = client.operator_keys.create(name="Laptop")
+    key, console.key = console.key, made.key
+    tab = console.open("overview?sort=name")
+
+    def revoke(route: Route) -> None:
+        client.operator_keys.revoke(made.key_id)
+        route.continue_()
+
+    tab.route(f"**/v1/accounts/{ids[1]}/policy", revoke)
+    for number in range(3):
+        tab.get_by_label(f"Select Bot {number}").click()
+    tab.get_by_role("button", name="Pause 3 accounts…").click()
+    confirm(tab, "Pause 3 accounts")
+    tab.get_by_label("Operator key").fill(key)
+    tab.get_by_role("button", name="Sign in").click()
+    expect(tab.locator("[data-row]", has_text="paused")).to_have_count(1)
+    expect(tab.locator(".picked")).to_be_empty()
+    assert [client.policies.get(each).paused for each in ids] == [True, False, False]
+
+
 def test_one_strip_says_whether_all_is_well_and_leads_to_what_is_not(
     server: AgentPayServer, console: Console
 ) -> None:

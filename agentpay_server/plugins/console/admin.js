@@ -6,7 +6,7 @@ import {
 	able, accountField, accountOf, act, at, change, details, filters, get, keyName, list, me, named, nameOf, one, part, party, picker, summary, titled,
 } from "./page.js";
 import {
-	ask, badge, balanceOf, big, button, changes, chart, code, copies, facts, field, h, json, link, meter, moment, money, plain, quiet, said, showSecret, span,
+	ask, badge, balanceOf, big, button, changes, chart, code, copies, facts, field, h, json, link, meter, moment, money, plain, quiet, said, showSecret, singular, span,
 	STAY, usdc, words, ZONE,
 } from "./ui.js";
 
@@ -36,8 +36,12 @@ export const overview = ({ asked }) => [
 		path: "/console/accounts", exports: "accounts",
 		query: { by: "", sort: SORTS.includes((asked.sort ?? "").replace("-", "")) ? asked.sort : "" },
 		heads: [["Account", "", "name"], "Status", ["Balance", "number", "balance"], ["Spent in 24 h", "number", "spent"], ["Daily limit", "number", "limit"], ""],
-		cols: "minmax(0, 1fr) 6.5rem 10.5rem 9.5rem 9.5rem minmax(6rem, .3fr)",
+		cols: "minmax(0, 1fr) 5.5rem 9.5rem 9.5rem 9.5rem minmax(5rem, .15fr)",
 		none: ["No accounts yet. Create one:", 'client.accounts.create(name="Research bot")'],
+		pick: {
+			verb: "Pause", done: "paused", what: "accounts", effect: "Their transfers are refused from now on.",
+			allows: (it) => !it.policy.paused, label: (it) => it.name, each: (it) => put(it.account_id, { paused: true }),
+		},
 		row: (it) => [
 			[party(it.account_id), quiet(" ", said(it.handle))], standing(it),
 			h("strong.number", { "data-head": "Balance" }, balanceOf(it, money)), h("span.number", { "data-head": "Spent" }, money(it.spent_usdc)),
@@ -310,7 +314,7 @@ const DEEDS = { __proto__: null, "policies.put": "Change policy", "sellers.put":
 
 /** The name of an operation in words: `agent_keys.create` is "Create agent key". */
 function deed(action) {
-	const parts = action.split("."), verb = words(parts.at(-1)), noun = words(parts.at(-2) ?? "").replace(/ies$/, "y").replace(/s$/, "");
+	const parts = action.split("."), verb = words(parts.at(-1)), noun = singular(words(parts.at(-2) ?? ""));
 	const text = `${verb} ${noun}`.trim();
 	return DEEDS[action] ?? text[0].toUpperCase() + text.slice(1);
 }
@@ -398,6 +402,11 @@ export function access({ id, asked: { origin } }) {
 		return () => showSecret(create, created);
 	};
 	const isRefused = refusal && me.isConsole;
+	// To revoke the key of this tab would end the rest.
+	const pick = row === keyRow && !isRefused && {
+		verb: "Revoke", done: "revoked", what: "keys", effect: "They are refused from now on.",
+		allows: (it) => it.key_id !== me.key_id, label: (it) => `${it.name ?? "no name"} · ${it.key_id}`, each: (it) => call("DELETE", `${path}/${it.key_id}`),
+	};
 	return [
 		h("div.actions.corner", create && !isRefused && change(create, fields, work, { title: create, action: "Create", look: "primary" }),
 			chosen === "sellers" && newSeller(origin)),
@@ -405,6 +414,6 @@ export function access({ id, asked: { origin } }) {
 			h("a", { href: `#/access/${id}`, "aria-current": id === chosen && "true" }, label))),
 		by && filters(by),
 		isRefused && h("p.quiet", refusal),
-		...list({ ...others, path, query: { origin: "" }, row: (it) => row(it, path) }),
+		...list({ ...others, path, pick, query: { origin: "" }, row: (it) => row(it, path) }),
 	];
 }

@@ -268,7 +268,7 @@ function press(event) {
 		seek();
 		return event.preventDefault();
 	}
-	if (on.matches?.("input, select, textarea")) {
+	if (on.matches?.("input:not(.pick), select, textarea")) {
 		if (letter === "Escape") on.blur();
 		return;
 	}

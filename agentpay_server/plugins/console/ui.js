@@ -123,6 +123,9 @@ export const fields = (it, names) => facts(Object.fromEntries(names.split(" ").m
 /** A table whose cells keep their heads on a phone. `heads` are texts, or pairs of a text and a look. */
 export const table = (heads, rows) => h("table", h("thead", h("tr", heads.map((head) => cell("th", head)))), rows);
 
+/** A plural in the singular. */
+export const singular = (noun) => noun.replace(/ies$/, "y").replace(/s$/, "");
+
 const cell = (tag, head, ...content) => {
 	const [text, look = ""] = [head].flat();
 	return h(look ? `${tag}.${look}` : tag, tag === "th" ? { scope: "col" } : { "data-head": text }, tag === "th" ? text : content);
@@ -173,7 +176,7 @@ async function breathe(since) {
 }
 
 /**
- * An element stays while its item is the same; a new one inherits focus and what is unfolded. Many rows are created in
+ * An element stays while its item is the same; a new one inherits focus, what is unfolded and what is checked. Many rows are created in
  * slices; a list that was empty grows with them.
  */
 export async function show(parent, items, identity, render, none = null) {
@@ -185,7 +188,7 @@ export async function show(parent, items, identity, render, none = null) {
 			nodes.push(before);
 			continue;
 		}
-		nodes.push(Object.assign(render(item), { itemKey, itemLooks }));
+		nodes.push(Object.assign(render(item), { item, itemKey, itemLooks }));
 		const now = await breathe(since);
 		// A later call draws something newer.
 		if (parent.turn !== turn) return;
@@ -199,7 +202,7 @@ export async function show(parent, items, identity, render, none = null) {
 		const before = old.get(node.itemKey);
 		if (!before || before === node) continue;
 		if (before.contains(focused)) focused = all(node, PLACES)[all(before, PLACES).indexOf(focused)] ?? node;
-		all(before, "details").forEach((each, i) => all(node, "details")[i]?.toggleAttribute("open", each.open));
+		for (const [kind, state] of [["details", "open"], ["input.pick", "checked"]]) all(before, kind).forEach((each, i) => Object.assign(all(node, kind)[i] ?? {}, { [state]: each[state] }));
 	}
 	for (const node of [...parent.children]) if (!nodes.includes(node)) node.remove();
 	nodes.forEach((node, i) => { if (parent.children[i] !== node) parent.insertBefore(node, parent.children[i] ?? null); });
