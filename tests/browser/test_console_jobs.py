@@ -291,6 +291,41 @@ def test_all_times_are_of_one_zone_which_is_named_once(server: AgentPayServer, c
     expect(tab.get_by_role("link", name="30 days of UTC")).to_be_visible()
 
 
+@BOTH
+def test_back_restores_how_far_a_page_was_scrolled_and_what_was_open(
+    server: AgentPayServer, console: Console, size: tuple[int, int]
+) -> None:
+    first = waiting(server, "1")
+    for number in range(20):
+        server.client().transfers.create(from_=first.from_, to=first.to, amount=f"2.{number:02}")
+    tab = console.open("timeline", size=size)
+    rows = tab.locator("[data-row]")
+    expect(rows).to_have_count(21)
+    for amount in ("2.03", "2.17"):
+        rows.filter(has_text=amount).locator("summary.row").click()
+        expect(rows.filter(has_text=amount).get_by_role("link", name="Open")).to_be_visible()
+    rows.filter(has_text="2.03").get_by_role("link", name="Open").scroll_into_view_if_needed()
+    tab.evaluate("scrollBy(0, 20)")
+    top = tab.evaluate("scrollY")
+    assert top > 100
+    rows.filter(has_text="2.03").get_by_role("link", name="Open").click()
+    expect(tab.locator("h1")).to_have_text("2.03 USDC from Travel desk")
+    console.wait(tab)
+    assert tab.evaluate("scrollY") == 0
+    tab.go_back()
+    expect(tab.locator("h1")).to_have_text("Timeline")
+    for amount in ("2.03", "2.17"):
+        expect(rows.filter(has_text=amount).get_by_role("link", name="Open")).to_be_visible()
+    expect(tab.locator("details[open] > .row")).to_have_count(2)
+    tab.wait_for_function(f"Math.abs(scrollY - {top}) <= 1")
+    # Another visit of the same page begins at its top.
+    console.go(tab, "sessions")
+    console.go(tab, "timeline")
+    expect(rows).to_have_count(21)
+    expect(tab.locator("details[open] > .row")).to_have_count(0)
+    assert tab.evaluate("scrollY") == 0
+
+
 # --- Do the work
 
 

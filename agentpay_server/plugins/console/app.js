@@ -238,8 +238,31 @@ function health(/** @type {any} */ it) {
 	return Object.entries(parts).map(([part, [text, href]]) => h(it.needs_attention.includes(part) ? "li.bad" : "li", href ? h("a", { href }, text) : text));
 }
 
+/** How each entry of the history was left: how far it was scrolled, and which rows were open. */
+const left = new Map();
+
+const folding = (look) => /** @type {any[]} */ ([...document.querySelectorAll(`[data-row]:has(> details${look})`)]);
+
+function leave({ entry }) {
+	if (entry) left.set(entry, { top: scrollY, keys: folding("[open]").map((row) => row.itemKey) });
+}
+
+/** Show a page that has been drawn as it was left. */
+async function restore({ top, keys }) {
+	const rows = folding(":not([open])").filter((row) => keys.includes(row.itemKey));
+	await Promise.all(rows.map(({ firstElementChild: row }) => new Promise((resolve) => {
+		// Its content is added on that event, which comes later.
+		row.addEventListener("toggle", resolve, { once: true });
+		row.open = true;
+	})));
+	if (!scrollY) scrollTo(0, top);
+}
+
 function route() {
 	if (signedIn.signal.aborted) return;
+	const main = $("main"), entry = history.state ?? Math.random();
+	leave(main);
+	history.replaceState(main.entry = entry, "");
 	const [path, search] = location.hash.slice(2).split("?"), [wanted, id = ""] = path.split("/");
 	const [name, label, content, letter, owner] = PAGES.find(([name]) => name === wanted) ?? PAGES[0];
 	shown.abort();
@@ -248,7 +271,7 @@ function route() {
 	document.title = `${label} · ${NAME}`;
 	for (const place of document.querySelectorAll("nav a")) place.ariaCurrent = place.getAttribute("data-page") === current ? "page" : null;
 	const asked = Object.fromEntries(new URLSearchParams(search));
-	turn(title, content, { id: encodeURIComponent(id), asked, signal: shown.signal }, readFrame);
+	turn(title, content, { id: encodeURIComponent(id), asked, signal: shown.signal }, readFrame, () => { if (left.has(entry)) restore(left.get(entry)); });
 	scrollTo(0, 0);
 	title.focus({ preventScroll: true });
 }
@@ -294,4 +317,5 @@ function help() {
 addEventListener("unauthorized", () => { if (!signedIn.signal.aborted) signIn(REFUSED); });
 addEventListener("hashchange", () => (location.hash.startsWith("#code=") ? location.reload() : route()));
 addEventListener("keydown", press);
+history.scrollRestoration = "manual";
 begin(await redeem());

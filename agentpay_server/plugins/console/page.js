@@ -23,7 +23,7 @@ export const live = { isStreaming: false };
 
 const PAUSE_MS = 1000, POLL_MS = 4000, QUIET_POLL_MS = 15000;
 
-export async function turn(title, content, { id, asked, signal }, before) {
+export async function turn(title, content, { id, asked, signal }, before, onDrawn) {
 	const { loads } = page = { id, asked, signal, loads: [], title, summary: null };
 	const problem = h("p.problem", { role: "alert" }), root = h("div.page", { "aria-busy": "true" });
 	$("main").replaceChildren(title, problem, root);
@@ -38,6 +38,7 @@ export async function turn(title, content, { id, asked, signal }, before) {
 			if (error.status === undefined) console.error(error);
 			problem.textContent = plain(error.message);
 		}
+		if (root.hasAttribute("aria-busy") && !signal.aborted) onDrawn();
 		root.removeAttribute("aria-busy");
 	};
 	while (!signal.aborted) {
