@@ -383,6 +383,38 @@ def test_an_account_is_created_funded_limited_paid_from_and_paused(
 
 
 @BOTH
+def test_a_new_account_gets_its_limits_or_says_that_it_has_none(
+    server: AgentPayServer, console: Console, size: tuple[int, int]
+) -> None:
+    console.expects_failures = True
+    client = server.client()
+    tab = console.open(size=size)
+
+    def create(name: str) -> None:
+        tab.get_by_role("button", name="New account…").click()
+        tab.get_by_label("Name").fill(name)
+        tab.get_by_label("Spend in 24 hours, USDC").fill("25.5")
+        tab.get_by_label("Largest transfer, USDC").fill("5")
+        confirm(tab, "Create")
+
+    create("Buyer")
+    says(tab, "Buyer is created.")
+    expect(tab.locator(".card").first).to_contain_text("25.50 left of 25.50 a day")
+    policy = client.policies.get(tab.url.rpartition("/")[2])
+    assert (str(policy.max_daily_spend), policy.max_single_transfer) == ("25.500000", 5)
+    assert policy.escalation_threshold is None
+    console.go(tab, "overview")
+    refusal = {"error": "rate_limited", "message": "no room", "request_id": "req_1"}
+    tab.route("**/v1/accounts/*/policy", lambda route: route.fulfill(status=429, json=refusal))
+    create("Seller")
+    told = tab.get_by_role("dialog", name="Seller is created, but setting its limits failed")
+    expect(told).to_contain_text("no room")
+    told.get_by_role("button", name="Close").click()
+    expect(tab.get_by_role("heading", name="Seller")).to_be_visible()
+    assert client.policies.get(tab.url.rpartition("/")[2]).max_daily_spend is None
+
+
+@BOTH
 def test_everything_is_paused_and_resumed_but_what_was_paused_before(
     server: AgentPayServer, console: Console, size: tuple[int, int]
 ) -> None:

@@ -55,10 +55,31 @@ function spent({ spent_usdc: spent, reserved_usdc: reserved, remaining_usdc: lef
 	return meter(`${usdc(spent)} of ${usdc(limit)} spent, ${usdc(reserved)} of it reserved`, limit, { spent: Math.max(0, spent - reserved), reserved });
 }
 
-const newAccount = () => change("New account", () => nameField({ required: true }), async ({ name }) => {
-	const { account_id } = await post("/v1/accounts", { name });
-	location.hash = `#/accounts/${account_id}`;
-	return `${name} is created.`;
+/** The fields of a policy's rules of one kind, and what is given in them. */
+const policyFields = (kind, policy) => rulesOf(kind).map((each) => FIELDS[kind](each, policy[each.name]));
+const policyOf = (kind, given, policy) => Object.fromEntries(rulesOf(kind).map(({ name }) => [name, VALUES[kind](given[name], policy[name])]));
+const rulesOf = (kind) => able.rules.filter((it) => it.kind === kind);
+
+const FIELDS = {
+	amount: ({ name, label, null: none }, value) => field(`${label}, USDC`, name, {
+		value: (value ?? null) === null ? "" : String(value), inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?",
+		placeholder: none, title: "An amount such as 25.50, or empty",
+	}),
+	list: ({ name, label, null: none }, value) => field(`${label}, one a line`, name, { value: (value ?? []).join("\n"), rows: 3, placeholder: none }),
+	flag: ({ name, label }, value) => h("label.check", h("input", { type: "checkbox", name, checked: value }), label),
+};
+const VALUES = {
+	amount: (given) => (given.trim() === "" ? null : Number(given)),
+	list: (given, before) => (lines(given).length ? lines(given) : before?.length === 0 ? [] : null),
+	flag: (given) => given !== undefined,
+};
+
+const newAccount = () => change("New account", () => [nameField({ required: true }), h("div.two", policyFields("amount", {}))], async ({ name, ...given }) => {
+	const limits = policyOf("amount", given, {}), { account_id: id } = await post("/v1/accounts", { name });
+	const failed = Object.values(limits).some((limit) => limit !== null) && await put(id, limits).then(() => null, ({ message }) => message);
+	location.hash = `#/accounts/${id}`;
+	return failed ? () => ask({ title: `${plain(name)} is created, but setting its limits failed`, action: "Close", cancel: "" },
+		h("p", failed), h("p", "Set them by “Edit policy” on its page.")).then(() => "") : `${name} is created.`;
 }, { title: "New account", action: "Create", look: "primary" });
 
 const standing = (it) => (it.signing_stopped_at ? badge("failed", "suspended") : badge(it.status));
@@ -178,25 +199,11 @@ export const actions = () => [
 const lines = (text) => text.split(/[\n,]/).map((each) => each.trim()).filter(Boolean);
 
 const editing = ({ account_id: id, name, policy }) => button("Edit policy…", () => act(async () => {
-	const inputs = {
-		amount: ({ name, label, null: none }) => field(`${label}, USDC`, name, {
-			value: policy[name] === null ? "" : String(policy[name]), inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?",
-			placeholder: none, title: "An amount such as 25.50, or empty",
-		}),
-		list: ({ name, label, null: none }) => field(`${label}, one a line`, name, { value: (policy[name] ?? []).join("\n"), rows: 3, placeholder: none }),
-		flag: ({ name, label }) => h("label.check", h("input", { type: "checkbox", name, checked: policy[name] }), label),
-	};
-	const fields = (kind) => able.rules.filter((it) => it.kind === kind).map(inputs[kind]);
 	return ask({ title: `Policy of ${plain(name)}`, action: "Review", wide: true, work: review },
-		h("div.two", fields("amount")), fields("list"), h("div.actions", fields("flag")));
+		h("div.two", policyFields("amount", policy)), policyFields("list", policy), h("div.actions", policyFields("flag", policy)));
 	async function review(given) {
-		const values = {
-			amount: (each) => (given[each].trim() === "" ? null : Number(given[each])),
-			list: (each) => (lines(given[each]).length ? lines(given[each]) : policy[each]?.length === 0 ? [] : null),
-			flag: (each) => each in given,
-		};
-		const wanted = Object.fromEntries(able.rules.map((it) => [it.name, values[it.kind](it.name)]));
-		const changed = Object.fromEntries(Object.entries(wanted).filter(([each, value]) => JSON.stringify(value) !== JSON.stringify(policy[each])));
+		const wanted = Object.keys(FIELDS).flatMap((kind) => Object.entries(policyOf(kind, given, policy)));
+		const changed = Object.fromEntries(wanted.filter(([each, value]) => JSON.stringify(value) !== JSON.stringify(policy[each])));
 		if (!Object.keys(changed).length) return "Nothing changes.";
 		const before = Object.fromEntries(Object.keys(changed).map((each) => [each, policy[each]]));
 		const isSure = await ask({ title: `Change the policy of ${plain(name)}?`, action: "Save", wide: true },
