@@ -36,7 +36,7 @@ export const overview = ({ asked }) => [
 		path: "/console/accounts", exports: "accounts",
 		query: { by: "", sort: SORTS.includes((asked.sort ?? "").replace("-", "")) ? asked.sort : "" },
 		heads: [["Account", "", "name"], "Status", ["Balance", "number", "balance"], ["Spent in 24 h", "number", "spent"], ["Daily limit", "number", "limit"], ""],
-		cols: "minmax(0, 1fr) 5.5rem 9.5rem 9.5rem 9.5rem minmax(5rem, .15fr)",
+		cols: "minmax(0, 1fr) 5.5rem 10.5rem 9.5rem 9.5rem minmax(5rem, .15fr)",
 		none: ["No accounts yet. Create one:", 'client.accounts.create(name="Research bot")'],
 		pick: {
 			verb: "Pause", done: "paused", what: "accounts", effect: "Their transfers are refused from now on.",

@@ -287,17 +287,14 @@ function press(event) {
 	const on = event.target, letter = event.key;
 	const isWith = event.ctrlKey || event.metaKey;
 	if (event.altKey || $("dialog[open]") || signedIn.signal.aborted || (isWith && letter !== "k")) return;
-	if (isWith) {
-		seek();
-		return event.preventDefault();
-	}
-	if (on.matches?.("input:not(.pick), select, textarea")) {
+	if (!isWith && on.matches?.("input:not(.pick), select, textarea")) {
 		if (letter === "Escape") on.blur();
 		return;
 	}
 	const row = document.activeElement?.closest("[data-row]"), to = isGoing && BAR.find(([, , , key]) => key === letter);
 	isGoing = letter === "g";
-	if (to) location.hash = `#/${to[0]}`;
+	if (isWith) seek();
+	else if (to) location.hash = `#/${to[0]}`;
 	else if (letter === "?") help();
 	else if (letter === "/") seek();
 	else if (letter === "j" || letter === "k") {
