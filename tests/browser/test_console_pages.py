@@ -1,5 +1,6 @@
 """Every page at three widths: whole and within the width; at two of them accessible, in both schemes."""
 
+import re
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -105,6 +106,49 @@ def test_every_page_is_accessible_and_fits(
         for scheme in () if size == TABLET else ("light", "dark"):
             tab.emulate_media(color_scheme=scheme)
             assert violations(tab, axe) == [], (page, scheme)
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_meters_turn_amber_and_red_and_say_how_much_is_used(
+    server: AgentPayServer, console: Console, size: tuple[int, int]
+) -> None:
+    client = server.client()
+    shop = client.accounts.create(name="Shop").account_id
+    looks = {
+        "79.999999": ("", ""),
+        "80": ("warn", ", 80 % used"),
+        "99.999999": ("warn", ", 99 % used"),
+        "100": ("bad", ", used up"),
+    }
+    for amount in looks:
+        account_id = client.accounts.create(name=f"Spent {amount}.").account_id
+        server.sandbox.fund(account_id, "100")
+        client.policies.update(account_id, max_daily_spend=100)
+        client.transfers.create(from_=account_id, to=shop, amount=amount)
+    tab = console.open(size=size)
+    for scheme in ("light", "dark"):
+        tab.emulate_media(color_scheme=scheme)
+        for amount, (look, said) in looks.items():
+            meter = tab.locator("[data-row]", has_text=f"Spent {amount}.").locator(".meter")
+            expect(meter).to_have_class(f"meter {look}")
+            assert (meter.get_attribute("aria-label") or "").endswith(f"of it reserved{said}")
+            bar, track = (
+                meter.evaluate("it => getComputedStyle(it.firstChild).backgroundColor"),
+                meter.evaluate("it => getComputedStyle(it).backgroundColor"),
+            )
+            assert contrast(bar, track) >= 3, (scheme, amount)
+
+
+def contrast(*colors: str) -> float:
+    """Return the contrast of two colours, as accessibility guidelines count it."""
+    low, high = sorted(map(luminance, colors))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(color: str) -> float:
+    parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def test_dialogs_and_the_sign_in_are_accessible(

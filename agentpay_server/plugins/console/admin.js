@@ -6,8 +6,8 @@ import {
 	able, accountField, accountOf, act, at, change, details, filters, get, keyName, list, me, named, nameOf, one, part, party, picker, summary, titled,
 } from "./page.js";
 import {
-	ask, badge, balanceOf, big, button, changes, chart, code, copies, facts, field, h, json, link, meter, moment, money, plain, quiet, said, showSecret, span,
-	STAY, usdc, words,
+	ask, badge, balanceOf, big, button, changes, chart, code, copies, facts, field, h, json, link, meter, moment, money, plain, quiet, said, showSecret, singular, span,
+	STAY, usdc, words, ZONE,
 } from "./ui.js";
 
 const HOUR = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
@@ -19,7 +19,7 @@ const tile = (page, label, count, look = "") => h("li", link(`#/${page}`, h(`str
 function spending({ by = "hour" }, account_id, limitOf = () => null) {
 	const tab = (name, label) => h("a", { href: at(location.hash.split("?")[0] || "#/overview", { by: name }), "aria-current": by === name && "true" }, label);
 	return h("section.card",
-		h("div.head", h("h2.grow", "Spend"), h("p.tabs", tab("hour", "24 hours"), tab("day", "30 days"))),
+		h("div.head", h("h2.grow", "Spend"), h("p.tabs", tab("hour", "24 hours"), tab("day", ZONE.endsWith("UTC") ? "30 days" : "30 days of UTC"))),
 		part(async () => ({ ...await get(at("/console/spend", { account_id, by })), limit: await limitOf() }),
 			({ data, limit }) => chart(data, limit, (iso) => (by === "hour" ? HOUR : DAY).format(new Date(iso)), by === "hour")));
 }
@@ -27,18 +27,21 @@ function spending({ by = "hour" }, account_id, limitOf = () => null) {
 const SORTS = ["name", "balance", "spent", "limit"];
 
 export const overview = ({ asked }) => [
-	part(async () => summary(), (it) => h("ul.tiles",
+	h("div.top", part(async () => summary(), (it) => h("ul.tiles",
 		tile("approvals", "Waiting for approval", it.pending_approvals, "warn"),
 		tile("deliveries?needs_attention=true", "Deliveries need attention", it.undelivered_deliveries, "bad"),
-		tile("sessions?status=open", "Open sessions", it.open_sessions))),
-	spending(asked),
-	h("div.head", h("h2.grow", "Accounts"), pausingAll("Resume all", "Those that “Pause all” has paused can pay again.", "resume", ""), pausingAll("Pause all", "Transfers of all accounts are refused from now on.", "pause", "danger"), newAccount()),
+		tile("sessions?status=open", "Open sessions", it.open_sessions))), spending(asked)),
+	h("div.head", h("h2.grow", "Accounts"), actions()),
 	list({
 		path: "/console/accounts", exports: "accounts",
 		query: { by: "", sort: SORTS.includes((asked.sort ?? "").replace("-", "")) ? asked.sort : "" },
 		heads: [["Account", "", "name"], "Status", ["Balance", "number", "balance"], ["Spent in 24 h", "number", "spent"], ["Daily limit", "number", "limit"], ""],
-		cols: "minmax(0, 1fr) 6.5rem 9.5rem 9.5rem 9.5rem minmax(7rem, .35fr)",
+		cols: "minmax(0, 1fr) 5.5rem 10.5rem 9.5rem 9.5rem minmax(5rem, .15fr)",
 		none: ["No accounts yet. Create one:", 'client.accounts.create(name="Research bot")'],
+		pick: {
+			verb: "Pause", done: "paused", what: "accounts", effect: "Their transfers are refused from now on.",
+			allows: (it) => !it.policy.paused, label: (it) => it.name, each: (it) => put(it.account_id, { paused: true }),
+		},
 		row: (it) => [
 			[party(it.account_id), quiet(" ", said(it.handle))], standing(it),
 			h("strong.number", { "data-head": "Balance" }, balanceOf(it, money)), h("span.number", { "data-head": "Spent" }, money(it.spent_usdc)),
@@ -52,10 +55,31 @@ function spent({ spent_usdc: spent, reserved_usdc: reserved, remaining_usdc: lef
 	return meter(`${usdc(spent)} of ${usdc(limit)} spent, ${usdc(reserved)} of it reserved`, limit, { spent: Math.max(0, spent - reserved), reserved });
 }
 
-const newAccount = () => change("New account", () => nameField({ required: true }), async ({ name }) => {
-	const { account_id } = await post("/v1/accounts", { name });
-	location.hash = `#/accounts/${account_id}`;
-	return `${name} is created.`;
+/** The fields of a policy's rules of one kind, and what is given in them. */
+const policyFields = (kind, policy) => rulesOf(kind).map((each) => FIELDS[kind](each, policy[each.name]));
+const policyOf = (kind, given, policy) => Object.fromEntries(rulesOf(kind).map(({ name }) => [name, VALUES[kind](given[name], policy[name])]));
+const rulesOf = (kind) => able.rules.filter((it) => it.kind === kind);
+
+const FIELDS = {
+	amount: ({ name, label, null: none }, value) => field(`${label}, USDC`, name, {
+		value: (value ?? null) === null ? "" : String(value), inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?",
+		placeholder: none, title: "An amount such as 25.50, or empty",
+	}),
+	list: ({ name, label, null: none }, value) => field(`${label}, one a line`, name, { value: (value ?? []).join("\n"), rows: 3, placeholder: none }),
+	flag: ({ name, label }, value) => h("label.check", h("input", { type: "checkbox", name, checked: value }), label),
+};
+const VALUES = {
+	amount: (given) => (given.trim() === "" ? null : Number(given)),
+	list: (given, before) => (lines(given).length ? lines(given) : before?.length === 0 ? [] : null),
+	flag: (given) => given !== undefined,
+};
+
+const newAccount = () => change("New account", () => [nameField({ required: true }), h("div.two", policyFields("amount", {}))], async ({ name, ...given }) => {
+	const limits = policyOf("amount", given, {}), { account_id: id } = await post("/v1/accounts", { name });
+	const failed = Object.values(limits).some((limit) => limit !== null) && await put(id, limits).then(() => null, ({ message }) => message);
+	location.hash = `#/accounts/${id}`;
+	return failed ? () => ask({ title: `${plain(name)} is created, but setting its limits failed`, action: "Close", cancel: "" },
+		h("p", failed), h("p", "Set them by “Edit policy” on its page.")).then(() => "") : `${name} is created.`;
 }, { title: "New account", action: "Create", look: "primary" });
 
 const standing = (it) => (it.signing_stopped_at ? badge("failed", "suspended") : badge(it.status));
@@ -167,28 +191,19 @@ const pausingAll = (label, effect, action, look) => change(label, effect, async 
 	return `${changed} accounts ${action}d; ${paused} are paused now.`;
 }, { look });
 
+export const actions = () => [
+	pausingAll("Resume all", "Those that “Pause all” has paused can pay again.", "resume", ""),
+	pausingAll("Pause all", "Transfers of all accounts are refused from now on.", "pause", "danger"), newAccount(),
+];
+
 const lines = (text) => text.split(/[\n,]/).map((each) => each.trim()).filter(Boolean);
 
 const editing = ({ account_id: id, name, policy }) => button("Edit policy…", () => act(async () => {
-	const inputs = {
-		amount: ({ name, label, null: none }) => field(`${label}, USDC`, name, {
-			value: policy[name] === null ? "" : String(policy[name]), inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?",
-			placeholder: none, title: "An amount such as 25.50, or empty",
-		}),
-		list: ({ name, label, null: none }) => field(`${label}, one a line`, name, { value: (policy[name] ?? []).join("\n"), rows: 3, placeholder: none }),
-		flag: ({ name, label }) => h("label.check", h("input", { type: "checkbox", name, checked: policy[name] }), label),
-	};
-	const fields = (kind) => able.rules.filter((it) => it.kind === kind).map(inputs[kind]);
 	return ask({ title: `Policy of ${plain(name)}`, action: "Review", wide: true, work: review },
-		h("div.two", fields("amount")), fields("list"), h("div.actions", fields("flag")));
+		h("div.two", policyFields("amount", policy)), policyFields("list", policy), h("div.actions", policyFields("flag", policy)));
 	async function review(given) {
-		const values = {
-			amount: (each) => (given[each].trim() === "" ? null : Number(given[each])),
-			list: (each) => (lines(given[each]).length ? lines(given[each]) : policy[each]?.length === 0 ? [] : null),
-			flag: (each) => each in given,
-		};
-		const wanted = Object.fromEntries(able.rules.map((it) => [it.name, values[it.kind](it.name)]));
-		const changed = Object.fromEntries(Object.entries(wanted).filter(([each, value]) => JSON.stringify(value) !== JSON.stringify(policy[each])));
+		const wanted = Object.keys(FIELDS).flatMap((kind) => Object.entries(policyOf(kind, given, policy)));
+		const changed = Object.fromEntries(wanted.filter(([each, value]) => JSON.stringify(value) !== JSON.stringify(policy[each])));
 		if (!Object.keys(changed).length) return "Nothing changes.";
 		const before = Object.fromEntries(Object.keys(changed).map((each) => [each, policy[each]]));
 		const isSure = await ask({ title: `Change the policy of ${plain(name)}?`, action: "Save", wide: true },
@@ -306,7 +321,7 @@ const DEEDS = { __proto__: null, "policies.put": "Change policy", "sellers.put":
 
 /** The name of an operation in words: `agent_keys.create` is "Create agent key". */
 function deed(action) {
-	const parts = action.split("."), verb = words(parts.at(-1)), noun = words(parts.at(-2) ?? "").replace(/ies$/, "y").replace(/s$/, "");
+	const parts = action.split("."), verb = words(parts.at(-1)), noun = singular(words(parts.at(-2) ?? ""));
 	const text = `${verb} ${noun}`.trim();
 	return DEEDS[action] ?? text[0].toUpperCase() + text.slice(1);
 }
@@ -394,6 +409,11 @@ export function access({ id, asked: { origin } }) {
 		return () => showSecret(create, created);
 	};
 	const isRefused = refusal && me.isConsole;
+	// To revoke the key of this tab would end the rest.
+	const pick = row === keyRow && !isRefused && {
+		verb: "Revoke", done: "revoked", what: "keys", effect: "They are refused from now on.",
+		allows: (it) => it.key_id !== me.key_id, label: (it) => `${it.name ?? "no name"} · ${it.key_id}`, each: (it) => call("DELETE", `${path}/${it.key_id}`),
+	};
 	return [
 		h("div.actions.corner", create && !isRefused && change(create, fields, work, { title: create, action: "Create", look: "primary" }),
 			chosen === "sellers" && newSeller(origin)),
@@ -401,6 +421,6 @@ export function access({ id, asked: { origin } }) {
 			h("a", { href: `#/access/${id}`, "aria-current": id === chosen && "true" }, label))),
 		by && filters(by),
 		isRefused && h("p.quiet", refusal),
-		...list({ ...others, path, query: { origin: "" }, row: (it) => row(it, path) }),
+		...list({ ...others, path, pick, query: { origin: "" }, row: (it) => row(it, path) }),
 	];
 }

@@ -1,13 +1,13 @@
 // @ts-check
 
-import { access, account, overview } from "./admin.js";
+import { access, account, actions, overview } from "./admin.js";
 import { call, follow, KEY, pause, post, read } from "./api.js";
 import { bench } from "./bench.js";
 import { deliveries, sessions, timeline } from "./history.js";
 import { able, live, me, meet, reload, turn } from "./page.js";
 import { find } from "./search.js";
 import { approvals, transfer } from "./transfer.js";
-import { $, ask, button, clock, code, dismiss, facts, field, form, h, said, tell } from "./ui.js";
+import { $, ask, button, clock, code, dismiss, facts, field, form, h, link, said, tell, ZONE } from "./ui.js";
 
 /** Name, title, content, key after `g`, icon or page of the bar. @type {any[][]} */
 const PAGES = [
@@ -23,7 +23,7 @@ const PAGES = [
 ];
 const BAR = PAGES.slice(0, 7);
 const KEYS = {
-	"j k": "Next, previous row", "a r": "Approve, reject the row", "/": "Search for anything", "?": "This list", Esc: "Leave a dialog or field",
+	"j k": "Next, previous row", "a r": "Approve, reject the row", "/ Ctrl-K": "Search for anything, or for an action", "?": "This list", Esc: "Leave a dialog or field",
 };
 const CLUSTERS = { __proto__: null, embedded: "built-in chain" };
 const NAME = "agentpay console", REFUSED = "This key is unknown, revoked or expired.";
@@ -159,16 +159,16 @@ function start(whom) {
 	signedIn.abort();
 	signedIn = new AbortController();
 	const { signal } = signedIn, state = h("span.state");
-	const places = BAR.filter(([name]) => name !== "bench" || me.is_test_money).map(([name, label, , , path]) =>
+	const places = pages().map(([name, label, , , path]) =>
 		h("a", { href: `#/${name}`, "data-page": name }, icon(path), h("span", label), h("span.count")));
 	app.replaceChildren(
 		h("header",
 			h("a.brand", { href: "#/overview" }, icon("M5 18 12 5l7 13M8 14h8"), "agentpay"),
 			me.is_test_money ? h("span.money.test", "TEST MONEY") : h("span.money.real", "REAL MONEY"),
 			h("span.quiet.whom", said(whom), ` · ${CLUSTERS[me.cluster] ?? me.cluster}`), h("span.grow"),
-			button([icon("M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14M16 16l4.5 4.5"), h("span", "Search"), h("kbd", "/")], find, { class: "find", "aria-label": "Search" }), state,
+			button([icon("M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14M16 16l4.5 4.5"), h("span", "Search"), h("kbd", "/")], seek, { class: "find", "aria-label": "Search" }), state,
 			button("?", help, { "aria-label": "Keyboard shortcuts" }), button("Sign out", signOut)),
-		h("nav", { "aria-label": "Pages" }, places), h("section", { "aria-label": "Health" }, h("ul.strip")), h("main"));
+		h("nav", { "aria-label": "Pages" }, places), h("section.strip", { "aria-label": "Health" }, h("ul"), h("span", `Times in ${ZONE}`)), h("main"));
 	let isStreaming = false, isAnswered = true, isChained = true, isWell = true;
 	const showState = () => {
 		const isLive = isStreaming && isAnswered && isChained && navigator.onLine;
@@ -210,7 +210,7 @@ async function readFrame(signal) {
 	$("[data-page=approvals] .count").textContent = summary.pending_approvals || "";
 	$("[data-page=deliveries] .count").textContent = summary.undelivered_deliveries || "";
 	allow(summary);
-	$(".strip").replaceChildren(...health(summary));
+	$(".strip ul").replaceChildren(...health(summary));
 	dispatchEvent(new CustomEvent("health", { detail: summary }));
 	const now = Date.parse(summary.now), since = performance.now();
 	// The browser's clock may be wrong.
@@ -238,8 +238,31 @@ function health(/** @type {any} */ it) {
 	return Object.entries(parts).map(([part, [text, href]]) => h(it.needs_attention.includes(part) ? "li.bad" : "li", href ? h("a", { href }, text) : text));
 }
 
+/** How each entry of the history was left: how far it was scrolled, and which rows were open. */
+const left = new Map();
+
+const folding = (look) => /** @type {any[]} */ ([...document.querySelectorAll(`[data-row]:has(> details${look})`)]);
+
+function leave({ entry }) {
+	if (entry) left.set(entry, { top: scrollY, keys: folding("[open]").map((row) => row.itemKey) });
+}
+
+/** Show a page that has been drawn as it was left. */
+async function restore({ top, keys }) {
+	const rows = folding(":not([open])").filter((row) => keys.includes(row.itemKey));
+	await Promise.all(rows.map(({ firstElementChild: row }) => new Promise((resolve) => {
+		// Its content is added on that event, which comes later.
+		row.addEventListener("toggle", resolve, { once: true });
+		row.open = true;
+	})));
+	if (!scrollY) scrollTo(0, top);
+}
+
 function route() {
 	if (signedIn.signal.aborted) return;
+	const main = $("main"), entry = history.state ?? Math.random();
+	leave(main);
+	history.replaceState(main.entry = entry, "");
 	const [path, search] = location.hash.slice(2).split("?"), [wanted, id = ""] = path.split("/");
 	const [name, label, content, letter, owner] = PAGES.find(([name]) => name === wanted) ?? PAGES[0];
 	shown.abort();
@@ -248,25 +271,32 @@ function route() {
 	document.title = `${label} · ${NAME}`;
 	for (const place of document.querySelectorAll("nav a")) place.ariaCurrent = place.getAttribute("data-page") === current ? "page" : null;
 	const asked = Object.fromEntries(new URLSearchParams(search));
-	turn(title, content, { id: encodeURIComponent(id), asked, signal: shown.signal }, readFrame);
+	turn(title, content, { id: encodeURIComponent(id), asked, signal: shown.signal }, readFrame, () => { if (left.has(entry)) restore(left.get(entry)); });
 	scrollTo(0, 0);
 	title.focus({ preventScroll: true });
 }
+
+/** The pages of the bar that this server has. */
+const pages = () => BAR.filter(([name]) => name !== "bench" || me.is_test_money);
+
+const seek = () => find([...pages().map(([name, label]) => link(`#/${name}`, label)), ...actions()]);
 
 let isGoing = false;
 
 function press(event) {
 	const on = event.target, letter = event.key;
-	if (event.ctrlKey || event.metaKey || event.altKey || $("dialog[open]") || signedIn.signal.aborted) return;
-	if (on.matches?.("input, select, textarea")) {
+	const isWith = event.ctrlKey || event.metaKey;
+	if (event.altKey || $("dialog[open]") || signedIn.signal.aborted || (isWith && letter !== "k")) return;
+	if (!isWith && on.matches?.("input:not(.pick), select, textarea")) {
 		if (letter === "Escape") on.blur();
 		return;
 	}
 	const row = document.activeElement?.closest("[data-row]"), to = isGoing && BAR.find(([, , , key]) => key === letter);
 	isGoing = letter === "g";
-	if (to) location.hash = `#/${to[0]}`;
+	if (isWith) seek();
+	else if (to) location.hash = `#/${to[0]}`;
 	else if (letter === "?") help();
-	else if (letter === "/") find();
+	else if (letter === "/") seek();
 	else if (letter === "j" || letter === "k") {
 		const rows = [...document.querySelectorAll("[data-row]")], next = rows[row ? rows.indexOf(row) + (letter === "j" ? 1 : -1) : 0];
 		const place = next && (next.matches("[tabindex]") ? next : $("summary, a[href], button", next));
@@ -284,4 +314,5 @@ function help() {
 addEventListener("unauthorized", () => { if (!signedIn.signal.aborted) signIn(REFUSED); });
 addEventListener("hashchange", () => (location.hash.startsWith("#code=") ? location.reload() : route()));
 addEventListener("keydown", press);
+history.scrollRestoration = "manual";
 begin(await redeem());

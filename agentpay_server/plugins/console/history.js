@@ -213,6 +213,11 @@ export function deliveries({ asked: { id = "", webhook_id, needs_attention: isOp
 					count(it.attempts.length, "attempt"), h("strong.number", last && answer(last)),
 				];
 			},
+			pick: {
+				verb: "Replay", done: "replayed", what: "deliveries", look: "", effect: "Each is sent once more, to its webhook.",
+				label: (it) => `${it.event_type} ${it.event_id} → ${it.url ?? it.webhook_id}`,
+				each: (it) => post(`/console/events/${it.event_id}/replay`, { webhook_id: it.webhook_id }),
+			},
 			fold: (it) => [
 				h("p.head", h("span.grow", code(it.delivery_id), it.url && [" ", said(it.url)]), replayOne(it)),
 				it.redelivered_at && h("p", "Undelivered; a replay delivered it ", moment(it.redelivered_at), "."),

@@ -1,9 +1,9 @@
 // @ts-check
 
 import { KEY, pause, read, send } from "./api.js";
-import { $, ask, button, code, field, form, h, link, plain, quiet, said, show, tell, undisturbed } from "./ui.js";
+import { $, ask, button, code, field, form, h, link, plain, quiet, said, show, singular, tell, undisturbed } from "./ui.js";
 
-export let me = { cluster: "", is_test_money: false, isConsole: false };
+export let me = { cluster: "", key_id: "", is_test_money: false, isConsole: false };
 
 /** What the server can do beside the operator's own objects, and the rules of a policy, from the summary. @type {any} */
 export const able = { clock: true, points: true, rules: [] };
@@ -23,7 +23,7 @@ export const live = { isStreaming: false };
 
 const PAUSE_MS = 1000, POLL_MS = 4000, QUIET_POLL_MS = 15000;
 
-export async function turn(title, content, { id, asked, signal }, before) {
+export async function turn(title, content, { id, asked, signal }, before, onDrawn) {
 	const { loads } = page = { id, asked, signal, loads: [], title, summary: null };
 	const problem = h("p.problem", { role: "alert" }), root = h("div.page", { "aria-busy": "true" });
 	$("main").replaceChildren(title, problem, root);
@@ -38,6 +38,7 @@ export async function turn(title, content, { id, asked, signal }, before) {
 			if (error.status === undefined) console.error(error);
 			problem.textContent = plain(error.message);
 		}
+		if (root.hasAttribute("aria-busy") && !signal.aborted) onDrawn();
 		root.removeAttribute("aria-busy");
 	};
 	while (!signal.aborted) {
@@ -241,23 +242,66 @@ function sorter(heads) {
 }
 
 /**
+ * The bar of a list whose rows are picked by checkboxes, with Shift a range: one action on all of them, by one request
+ * after another. `allows` says which rows have a checkbox.
+ */
+function picking(element, /** @type {any} */ { verb, done, what, effect, look, label, each }) {
+	const bar = h("div.picked", { "aria-live": "polite" }), boxes = () => [...element.querySelectorAll("input.pick")];
+	const rowAt = (box) => box.closest("[data-row]"), picked = () => boxes().filter((box) => box.checked);
+	const some = (number) => `${number} ${number === 1 ? singular(what) : what}`;
+	const work = async (chosen) => {
+		const { signal } = page, failed = [];
+		for (const box of chosen) {
+			const { item } = rowAt(box);
+			try {
+				// Who signs in next has not decided this.
+				if (signal.aborted) throw Error("Not asked for, as the page was left.");
+				await each(item);
+				box.checked = false;
+			} catch (error) {
+				failed.push(h("li", said(label(item)), `: ${error.message}`));
+			}
+		}
+		const told = `${some(chosen.length - failed.length)} ${done}${failed.length ? `, ${failed.length} not` : ""}.`;
+		refresh();
+		return !failed.length || signal.aborted ? told : () => ask({ title: told, action: "Close", cancel: "", wide: true }, h("ul", failed)).then(() => told);
+	};
+	const refresh = () => show(bar, picked().length ? [picked().map((box) => rowAt(box).itemKey)] : [], () => "", (keys) => h("div.actions",
+		h("strong.grow", `${some(keys.length)} selected`),
+		button("Clear", () => {
+			for (const box of picked()) box.checked = false;
+			refresh();
+		}),
+		change(`${verb} ${some(keys.length)}`, () => [h("p", effect), h("ul", picked().map((box) => h("li", said(label(rowAt(box).item)))))], () => work(picked()), { look })));
+	let last;
+	element.addEventListener("click", ({ target, shiftKey }) => {
+		if (!target.matches("input.pick")) return;
+		const [from, to] = [boxes().findIndex((box) => rowAt(box).itemKey === last), boxes().indexOf(target)].sort((a, b) => a - b);
+		if (shiftKey && from >= 0) for (const box of boxes().slice(from, to + 1)) box.checked = target.checked;
+		last = rowAt(target).itemKey;
+		refresh();
+	});
+	return { bar, refresh };
+}
+
+/**
  * A list that stays current: one page of the API. A `row` is an element, or cells, which
  * stand in the columns `cols` below `heads`. `present` may change what is drawn; `grows` shows more below instead of
- * another page.
+ * another page; `pick` lets several rows be picked for one action.
  */
 export function list(/** @type {any} */ {
-	path, query, as = "ul.rows", row, fold, none, heads, cols, grows = false, exports = "",
+	path, query, as = "ul.rows", row, fold, none, heads, cols, grows = false, exports = "", pick = null,
 	present = (items, draw) => draw(items), identity = (item) => Object.values(item)[0],
 }) {
-	const element = h(as), more = h("p.actions.turns");
-	if (cols) element.style.setProperty("--cols", cols);
+	const element = h(as), more = h("p.actions.turns"), picks = pick ? picking(element, pick) : null;
 	const given = { limit: 50, ...asked(), ...query };
 	const empty = isFiltered()
 		? h("li.empty", h("p", "Nothing matches these filters."), h("p", link(location.hash.split("?")[0], "Clear the filters")))
 		: none && h("li.empty", h("p", none[0]), none[1] && h("code", none[1]));
 	const draw = async (shown) => {
 		await undisturbed();
-		await show(element, shown, identity, (item) => rowOf(item, row, fold), empty);
+		await show(element, shown, identity, (item) => rowOf(item, row, fold, pick), empty);
+		picks?.refresh();
 		const digits = [...element.querySelectorAll(".number .usdc")].map((each) => Number(each.style.getPropertyValue("--digits")));
 		table.style.setProperty("--most", String(Math.max(0, ...digits)));
 	};
@@ -276,9 +320,8 @@ export function list(/** @type {any} */ {
 			isMore && (grows ? link(here({ ...page.asked, shown: items.length + 50 }), "Show more") : link(here(older), "Older")),
 		].filter(Boolean));
 	});
-	const table = heads ? h("div.card.listing", h("div.row.heads", heads.map(headOf)), element) : element;
-	if (heads && cols) table.firstElementChild.style.setProperty("--cols", cols);
-	if (heads) table.prepend(sorter(heads));
+	const table = heads ? h("div.card.listing", sorter(heads), h("div.row.heads", pick && h("span"), heads.map(headOf)), element, picks?.bar) : element;
+	if (cols) table.style.setProperty("--cols", pick ? `1.25rem ${cols}` : cols);
 	if (!heads && as.startsWith("ul.rows")) element.classList.add("card");
 	return [table, h("div.foot", more, exports && exporter(path, given, exports))];
 }
@@ -309,12 +352,15 @@ export function exporter(path, /** @type {any} */ { limit, cursor, ...given }, n
 	return h("span.exports", quiet(label), save("CSV", "text/csv", "csv"), save("JSON", "application/jsonl", "jsonl"));
 }
 
-function rowOf(item, row, fold) {
+function rowOf(item, row, fold, pick) {
 	let node = row(item);
 	if (Array.isArray(node)) {
 		const cells = node.map((cell) => (cell instanceof Node ? cell : h(Array.isArray(cell) ? "span.grow" : "span", cell)));
+		const box = pick && (pick.allows?.(item) ?? true) && h("input.pick", { type: "checkbox", "aria-label": `Select ${plain(pick.label(item))}` });
+		// What unfolds a row contains no other control: the box of such a row lies above its place.
+		if (pick) cells.unshift(!fold && box || h("span.pick"));
 		const unfold = ({ target }) => { if (target.children.length === 1) target.append(h("div.fold", fold(item))); };
-		node = fold ? h("li", h("details", { toggle: unfold }, h("summary.row", cells))) : h("li.row", cells);
+		node = fold ? h("li", h("details", { toggle: unfold }, h("summary.row", cells)), box) : h("li.row", cells);
 	}
 	node.dataset.row = "";
 	return node;

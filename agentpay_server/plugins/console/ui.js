@@ -68,11 +68,19 @@ export function money(amount, sign = "") {
 	return node;
 }
 
-export const meter = (meaning, total, parts) => h("div.meter", { role: "img", "aria-label": meaning },
-	Object.entries(parts).map(([look, part]) => h(`span.${look}`, { style: { flexGrow: part / total || 0 } })));
+/** How much of a limit is used: amber from 80 % on, red at 100 %, and said. */
+export function meter(meaning, total, parts) {
+	const micros = (amount) => Math.round(amount * 1e6), limit = micros(total);
+	const used = Object.values(parts).reduce((sum, part) => sum + micros(part), 0);
+	const [look, state] = used >= limit ? ["bad", ", used up"] : used * 5 >= limit * 4 ? ["warn", `, ${Math.floor(used / limit * 100)} % used`] : ["", ""];
+	return h(`div.meter.${look}`, { role: "img", "aria-label": meaning + state }, Object.entries(parts).map(([part, amount]) => h(`span.${part}`, { style: { flexGrow: amount / total || 0 } })));
+}
 
 /** The server's time: on a test chain it may stand still. */
 export const clock = { now: () => Date.now() };
+
+/** The zone of all times that are shown. */
+export const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
 
 const CLOCK = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
@@ -114,6 +122,9 @@ export const fields = (it, names) => facts(Object.fromEntries(names.split(" ").m
 
 /** A table whose cells keep their heads on a phone. `heads` are texts, or pairs of a text and a look. */
 export const table = (heads, rows) => h("table", h("thead", h("tr", heads.map((head) => cell("th", head)))), rows);
+
+/** A plural in the singular. */
+export const singular = (noun) => noun.replace(/ies$/, "y").replace(/s$/, "");
 
 const cell = (tag, head, ...content) => {
 	const [text, look = ""] = [head].flat();
@@ -165,7 +176,7 @@ async function breathe(since) {
 }
 
 /**
- * An element stays while its item is the same; a new one inherits focus and what is unfolded. Many rows are created in
+ * An element stays while its item is the same; a new one inherits focus, what is unfolded and what is checked. Many rows are created in
  * slices; a list that was empty grows with them.
  */
 export async function show(parent, items, identity, render, none = null) {
@@ -177,7 +188,7 @@ export async function show(parent, items, identity, render, none = null) {
 			nodes.push(before);
 			continue;
 		}
-		nodes.push(Object.assign(render(item), { itemKey, itemLooks }));
+		nodes.push(Object.assign(render(item), { item, itemKey, itemLooks }));
 		const now = await breathe(since);
 		// A later call draws something newer.
 		if (parent.turn !== turn) return;
@@ -191,7 +202,7 @@ export async function show(parent, items, identity, render, none = null) {
 		const before = old.get(node.itemKey);
 		if (!before || before === node) continue;
 		if (before.contains(focused)) focused = all(node, PLACES)[all(before, PLACES).indexOf(focused)] ?? node;
-		all(before, "details").forEach((each, i) => all(node, "details")[i]?.toggleAttribute("open", each.open));
+		for (const [kind, state] of [["details", "open"], ["input.pick", "checked"]]) all(before, kind).forEach((each, i) => Object.assign(all(node, kind)[i] ?? {}, { [state]: each[state] }));
 	}
 	for (const node of [...parent.children]) if (!nodes.includes(node)) node.remove();
 	nodes.forEach((node, i) => { if (parent.children[i] !== node) parent.insertBefore(node, parent.children[i] ?? null); });
@@ -292,6 +303,13 @@ export const showSecret = (title, { key, secret = key }) => ask({ title, action:
 	h("p", "It is never shown again."), h("p.secret", whole(secret), copies("Copy", secret)));
 
 const WIDTH = 640, HEIGHT = 120;
+const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+
+/** Zero, and two to four round amounts up to `top`. */
+function ticks(top) {
+	const power = 10 ** Math.floor(Math.log10(top / 2)), step = power * [5, 2, 1].find((each) => each * power <= top / 2);
+	return [0, 1, 2, 3, 4].map((each) => each * step).filter((amount) => amount <= top);
+}
 
 /**
  * Spend by period against a daily limit, with a mark for refusals. `at` names a period. The limit is compared with the
@@ -317,13 +335,13 @@ export function chart(data, limit, at, isOfHours = false) {
 	let sum = 0;
 	const sums = amounts.map((amount, i) => `${(i + 0.5) * step},${y(sum += amount)}`).join(" ");
 	const meaning = `${usdc(total)} USDC spent from ${at(data[0].at)} to ${at(data.at(-1).at)}, ${refused} rejected`;
-	const edge = (i) => h("span", at(data[i].at));
+	const edge = (i) => h("span", at(data[i].at)), level = (look, amount) => svg("line", { class: look, x1: 0, x2: WIDTH, y1: y(amount), y2: y(amount) });
 	return h("figure.chart", { role: "img", "aria-label": meaning },
 		h("figcaption", h("strong", `${cents(total)} USDC`), refused > 0 && h("span.bad", `${refused} rejected`),
 			h("span.grow"), quiet(`most in ${isOfHours ? "an hour" : "a day"} ${cents(most)}`), isLimitShown && h("span.limit", `limit ${cents(limit)} a day`)),
-		svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT + 16}`, preserveAspectRatio: "none", "aria-hidden": "true" },
-			svg("line", { class: "base", x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT }), bars,
-			hasSum && svg("polyline", { class: "sum", points: sums }),
-			isLimitShown && svg("line", { class: "limit", x1: 0, x2: WIDTH, y1: y(limit), y2: y(limit) })),
-		h("div.axis", edge(0), data.length > 2 && edge(data.length >> 1), edge(data.length - 1)));
+		h("div.plot",
+			h("div.values", ticks(top).map((amount) => h("span", { style: { top: `${y(amount)}px` } }, SHORT.format(amount)))),
+			svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT + 16}`, preserveAspectRatio: "none", "aria-hidden": "true" }, ticks(top).map((amount) => level("base", amount)), bars,
+				hasSum && svg("polyline", { class: "sum", points: sums }), isLimitShown && level("limit", limit)),
+			h("div.axis", edge(0), data.length > 2 && edge(data.length >> 1), edge(data.length - 1))));
 }
