@@ -173,8 +173,8 @@ export function deliveries({ asked: { id = "", webhook_id, needs_attention: isOp
 		field("Created after", "since", { ...MOMENT, required: true }),
 	];
 	const replayAll = async ({ since }) => {
-		const { replayed, has_more } = await post("/console/deliveries/replay", { since: instant(since), webhook_id });
-		return `${replayed} replayed.${has_more ? " There are more." : ""}`;
+		const { replayed, earliest_at: earliest, has_more } = await post("/console/deliveries/replay", { since: instant(since), webhook_id });
+		return `${replayed} replayed${earliest ? `, created from ${moment(earliest).textContent} on` : ""}.${has_more ? " There are more." : ""}`;
 	};
 	const replayOne = (it) => change("Replay", async () => [
 		h("p", it.event_type, " ", code(it.event_id)),
