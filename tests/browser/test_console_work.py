@@ -103,7 +103,7 @@ def test_all_undelivered_events_since_a_moment_are_replayed(server: AgentPayServ
     tab.get_by_role("button", name="Replay undelivered…").click()
     tab.get_by_label("Created after").fill("2020-01-01T00:00")
     tab.get_by_role("dialog").get_by_role("button", name="Replay").click()
-    says(tab, "1 replayed.")
+    says(tab, "1 replayed, created from ")
     assert len(server.deliveries) == before + 1
     tab.get_by_role("button", name="Replay undelivered…").click()
     tab.get_by_label("Created after").fill("2020-01-01T00:00")
