@@ -45,7 +45,7 @@ WHEEL_HOLDS = {
     "agentpay_server/clients/_sync/sandbox.py",
     "agentpay_server/plugins/console/index.html",
     "agentpay_server/plugins/migrations/script.py.mako",
-    "agentpay_server/plugins/migrations/versions/0103_the_first_tables.py",
+    "agentpay_server/plugins/migrations/versions/0104_the_first_tables.py",
     "agentpay_server/plugins/scenes/bundled/demo.toml",
 }
 LABORATORY_HOLDS = {

@@ -206,7 +206,8 @@ class AsyncConsole(AsyncResource):
     async def resume_all(self, **options: Unpack[CallOptions]) -> PausedAccounts:
         """Resume the accounts that `pause_all` has paused.
 
-        An account that was paused before `pause_all`, or that was resumed since, stays as it is.
+        An account that was paused before `pause_all`, or whose policy was written since, stays as it is. If
+        all are paused again meanwhile, the call ends early.
 
         Args:
             **options: `timeout`, `max_retries` and others: see `CallOptions`.

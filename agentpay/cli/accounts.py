@@ -154,7 +154,7 @@ accounts: Final = group(
         "resume-all",
         """Resume the accounts that pause-all has paused.
 
-        An account that was paused before, or resumed since, stays as it is.
+        An account that was paused before, or whose policy was written since, stays as it is.
         """,
         call=lambda client: client.console.resume_all,
         asks=lambda _client: "Resume these accounts?",

@@ -160,7 +160,7 @@ def listing(
         passed = _passed({**given, **period, "limit": min(most or PAGE, PAGE)})
         found = Listing(
             output=output,
-            items=within(lambda: call(server)(**passed), since, until, moment),
+            items=within(lambda: call(server)(**passed), since, until, moment, is_sorted="sort" in passed),
             columns=columns,
             empty=empty,
             is_wide=is_wide,

@@ -98,17 +98,24 @@ class Listing:
 
 
 def within(
-    items: Callable[[], Iterable[Any]], since: datetime | None, until: datetime | None, moment: str | None
+    items: Callable[[], Iterable[Any]],
+    since: datetime | None,
+    until: datetime | None,
+    moment: str | None,
+    *,
+    is_sorted: bool,
 ) -> Callable[[], Iterable[Any]]:
     """Read a list from `until` on, until an item is not after `since`: `moment` is the field with its time.
 
-    Without `moment` the service does that.
+    Without `moment` the service does that. A list that `is_sorted` by something else is read to its end.
     """
 
     def read() -> Iterator[Any]:
         for item in items():
             at: datetime | None = getattr(item, moment) if moment else None
             if at is not None and since is not None and at <= since:
+                if is_sorted:
+                    continue
                 return
             if at is None or until is None or at <= until:
                 yield item

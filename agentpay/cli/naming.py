@@ -32,7 +32,7 @@ class _Kind(NamedTuple):
 
     prefix: str
     words: Callable[[Any], Sequence[str | None]]
-    items: Callable[[AgentPay, str], Iterable[Any]]
+    items: Callable[[AgentPay, str], Any]
     what: str = ""
     command: str = ""
 
@@ -142,8 +142,8 @@ def completed(context: click.Context, name: str, incomplete: str) -> list[Comple
     try:
         address = address_of(**given, profile=context.params.get("profile"))
         with client_of(address) as server:
-            read = _accounts_like if kind is _ACCOUNT else kind.items
-            words = dict.fromkeys(word for each in read(server, incomplete) for word in kind.words(each))
+            found = _accounts_like(server, incomplete) if kind is _ACCOUNT else kind.items(server, "").data
+            words = dict.fromkeys(word for each in found for word in kind.words(each))
     except (click.ClickException, errors.AgentPayError, ValueError):
         return []
     return [
@@ -165,8 +165,8 @@ class AccountNames:
         self._server = server
         self._known: dict[str, str] = {}
 
-    def __call__(self, texts: Sequence[str]) -> list[str]:
-        """Return texts with the unique names of accounts in place of their identifiers."""
+    def __call__(self, texts: Sequence[str], *, in_full: bool = False) -> list[str]:
+        """Return texts with the unique names of accounts in place of their identifiers, or before them."""
         asked = dict.fromkeys(each for text in texts for each in _ACCOUNT_ID.findall(text))
         new = [each for each in asked if each not in self._known]
         self._known |= dict(zip(new, new, strict=True))
@@ -177,4 +177,6 @@ class AccountNames:
                 self._known |= {each.account_id: each.name for each in found}
         times = Counter(self._known.values())
         unique = {each: name for each, name in self._known.items() if times[name] == 1}
+        if in_full:
+            unique = {each: f"{name} ({each})" for each, name in self._known.items() if name != each}
         return [_ACCOUNT_ID.sub(lambda found: unique.get(found[0], found[0]), text) for text in texts]

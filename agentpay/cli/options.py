@@ -396,12 +396,13 @@ def takes_address(command: Function) -> Function:
 
 def _refuse_url_of_a_webhook(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
     """Refuse a `--url` that may be a webhook's: the service's key must not be sent there."""
-    has_path = "/" in (value or "").partition("://")[2].rstrip("/")
+    has_path = re.search("[/?#]", (value or "").partition("://")[2].rstrip("/")) is not None
     is_of_webhooks = (ctx.parent is not None and ctx.parent.info_name == "webhooks") or (
         ctx.info_name == "listen" and has_path
     )
     given = [name for name in ("url", "key") if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    if is_of_webhooks and given == ["url"] and not ctx.resilient_parsing:
+    # While a shell completes, the value is ignored then.
+    if is_of_webhooks and given == ["url"]:
         raise click.UsageError(
             "--url is the URL of the service, and needs --key here, so that no webhook gets its key. The URL "
             "of a webhook is an argument without a name, --endpoint or --forward-to.",

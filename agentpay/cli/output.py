@@ -48,7 +48,7 @@ class Output:
     def __init__(self, *, is_json: bool, is_quiet: bool = False) -> None:
         self.is_json = is_json
         self.is_quiet = is_quiet
-        self.names: Callable[[Sequence[str]], Sequence[str]] = list
+        self.names: Callable[..., Sequence[str]] = lambda texts, **_: texts
         self._out = _console(sys.stdout)
         self._err = _console(sys.stderr)
 
@@ -206,7 +206,7 @@ class Output:
         A script is never asked. `question` may ask the server, and is only called to be shown.
         """
         if not self.is_json and sys.stdin.isatty() and sys.stderr.isatty():
-            click.confirm(printable(self.names([question()])[0]), abort=True, err=True)
+            click.confirm(printable(self.names([question()], in_full=True)[0]), abort=True, err=True)
 
     @contextlib.contextmanager
     def _reporting_unwritten(self, fields: Mapping[str, Any] | None = None) -> Iterator[None]:

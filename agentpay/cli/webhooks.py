@@ -66,7 +66,7 @@ def _updated(
     is_changed = is_given("low_balance_threshold_usdc")
     return client.webhooks.update(
         webhook_id,
-        url=endpoint or UNSET,
+        url=UNSET if endpoint is None else endpoint,
         events=events or UNSET,
         account_ids=account_ids if account_ids or is_for_all else UNSET,
         low_balance_threshold_usdc=low_balance_threshold_usdc if is_changed else UNSET,

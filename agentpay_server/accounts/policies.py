@@ -13,7 +13,7 @@ import json
 import logging
 import math
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from attrs import evolve
 
@@ -110,26 +110,55 @@ class Policies:
         return self._change(connection, principal, account, after, PUT_POLICY.name)
 
     async def pause_all(self, principal: Principal) -> PausedAccounts:
-        """Pause all accounts of the operator."""
+        """Pause all accounts of the operator, those too that a request in progress resumes."""
+        await self._context.database.run(self._begin_pause, principal)
         return await self._set_all(principal, PAUSE_ALL.name, paused=True)
 
+    def _begin_pause(self, connection: Connection, principal: Principal) -> None:
+        operator_id, now_us = principal.operator_id, self._context.clock.now_us()
+        store.OPERATORS.changed(connection, operator_id, add={"pauses": 1})
+        audit.record(
+            connection,
+            principal,
+            action=PAUSE_ALL.name,
+            subject=operator_id,
+            now_us=now_us,
+            after={"paused": True},
+        )
+
     async def resume_all(self, principal: Principal) -> PausedAccounts:
-        """Resume the accounts that `pause_all` has paused."""
+        """Resume the accounts that `pause_all` has paused, until all are paused again."""
         return await self._set_all(principal, RESUME_ALL.name, paused=False)
 
     async def _set_all(self, principal: Principal, action: str, *, paused: bool) -> PausedAccounts:
-        database, operator_id, changed, seq = self._context.database, principal.operator_id, 0, 0
+        database, operator_id, changed = self._context.database, principal.operator_id, 0
+        pauses = (await database.read(store.OPERATORS.existing, operator_id)).pauses
         # Some at a time, because other work on these accounts waits for the commit.
-        while found := await database.read(store.to_pause, operator_id, seq, _PAUSED_AT_ONCE, paused=paused):
-            seq, ids = found[-1].seq, sorted(each.account_id for each in found)
-            changed += await database.run(self._set_some, principal, ids, action, paused=paused)
-        # The records of the policies are due.
-        self._context.wakeup.set()
+        while ids := await database.read(store.to_pause, operator_id, _PAUSED_AT_ONCE, paused=paused):
+            at = None if paused else pauses
+            found = await database.run(self._set_some, principal, ids, action, pauses=at, paused=paused)
+            if found is None:
+                break
+            changed += found
+            # The records of the policies are due.
+            self._context.wakeup.set()
         return PausedAccounts(changed=changed, paused=await database.read(store.paused_accounts, operator_id))
 
     def _set_some(
-        self, connection: Connection, principal: Principal, ids: list[str], action: str, *, paused: bool
-    ) -> int:
+        self,
+        connection: Connection,
+        principal: Principal,
+        ids: list[str],
+        action: str,
+        *,
+        pauses: int | None,
+        paused: bool,
+    ) -> int | None:
+        """Pause or resume accounts; None if all were paused again since `pauses`."""
+        if pauses is not None:
+            operator = store.OPERATORS.existing(connection, principal.operator_id, lock=True)
+            if operator.pauses != pauses:
+                return None
         changed = 0
         for account_id in ids:
             account = account_store.ACCOUNTS.existing(connection, account_id, lock=True)
@@ -150,20 +179,18 @@ class Policies:
         *,
         with_all: bool = False,
     ) -> AccountRecord:
-        before = stored_policy(account.policy)
-        if after == before:
+        before, now_us = stored_policy(account.policy), self._context.clock.now_us()
+        if after == before and account.paused_with_all == with_all:
             return account
-        now_us = self._context.clock.now_us()
-        changed = account_store.ACCOUNTS.changed(
-            connection,
-            account,
-            policy=canonical_policy(after),
-            paused=after.paused,
-            paused_with_all=after.paused and (with_all or account.paused_with_all),
-            policy_version=account.policy_version + 1,
-            policy_updated_us=now_us,
-        )
-        self._queue_record(connection, account, now_us)
+        values: dict[str, Any] = {"paused": after.paused, "paused_with_all": with_all}
+        if after != before:
+            values |= {
+                "policy": canonical_policy(after),
+                "policy_version": account.policy_version + 1,
+                "policy_updated_us": now_us,
+            }
+            self._queue_record(connection, account, now_us)
+        changed = account_store.ACCOUNTS.changed(connection, account, **values)
         audit.record(
             connection,
             principal,

@@ -30,6 +30,7 @@ from agentpay_server.database.rows import Rows, SortedPages
 from agentpay_server.database.tables import (
     AccountRecord,
     ClaimRecord,
+    OperatorRecord,
     accounts,
     chain_transactions,
     policy_records,
@@ -82,27 +83,21 @@ def claim(context: Context, connection: Connection, operator_id: str) -> None:
 
 # Pausing all accounts, and resuming those that this has paused.
 
+OPERATORS: Final = Rows(OperatorRecord, "operator_id")
 _OWN: Final = accounts.c.operator_id == bindparam("operator_id")
 # Literals in the SQL text, as in the partial index.
 _IS_WITH_ALL: Final = literal_column("paused_with_all", Boolean())
 _PAUSED: Final = select(func.count()).where(_OWN, accounts.c.paused == true())
 _TO_CHANGE: Final = {
-    paused: select(accounts)
-    .where(_OWN, condition, accounts.c.seq > bindparam("after"))
-    .order_by(accounts.c.seq)
-    .limit(bindparam("count"))
+    paused: select(accounts.c.account_id).where(_OWN, condition).limit(bindparam("count"))
     for paused, condition in ((True, accounts.c.paused == false()), (False, _IS_WITH_ALL))
 }
 
 
-def to_pause(
-    connection: Connection, operator_id: str, after: int, count: int, *, paused: bool
-) -> list[AccountRecord]:
-    """Return up to `count` accounts, above a sequence number, that are not paused yet.
-
-    With `paused=False`, those that were paused with all.
-    """
-    return ACCOUNTS.all(connection, _TO_CHANGE[paused], operator_id=operator_id, after=after, count=count)
+def to_pause(connection: Connection, operator_id: str, count: int, *, paused: bool) -> list[str]:
+    """Return up to `count` accounts that are not paused; with `paused=False`, that were paused with all."""
+    values = {"operator_id": operator_id, "count": count}
+    return sorted(connection.execute(_TO_CHANGE[paused], values).scalars())
 
 
 def paused_accounts(connection: Connection, operator_id: str) -> int:

@@ -226,7 +226,7 @@ REMEMBERED_SECONDS: Final = 10.0
 _UNREAD_LAMPORTS: Final = PLENTY_LAMPORTS // 4
 """What a process promises from such a balance before it reads it again."""
 
-WATCHED_LEAST_US: Final = 600 * SECOND_US
+WATCHED_LEAST_US: Final = 3600 * SECOND_US
 """How long the balance must have been watched to say what a day costs."""
 
 TOP_UP_LAMPORTS: Final = LAMPORTS // 10
@@ -254,7 +254,7 @@ class TreasuryFunds:
         can_pay: it can pay for a new transfer, which leaves the reserve.
         is_low: the balance is below the threshold of the settings.
         burn_lamports: how much the balance falls a day, as this process has measured over the last 24 hours,
-            or since it was topped up; None in the first ten minutes of that.
+            or since it was topped up; None in the first hour of that.
         days_left: after how many whole days at this rate new work is refused; None if it never is.
     """
 

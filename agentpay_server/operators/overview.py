@@ -79,7 +79,9 @@ _STUCK_TRANSFERS: Final = select(func.count()).where(
     exists().where(
         chain_transactions.c.subject_id == transfers.c.transfer_id,
         chain_transactions.c.state == literal_column(f"'{State.PENDING}'"),
-        chain_transactions.c.created_us < bindparam("stuck_before_us"),
+        # A replacement keeps the time of the spend.
+        func.coalesce(chain_transactions.c.spent_us, chain_transactions.c.created_us)
+        < bindparam("stuck_before_us"),
     ),
 )
 _STUCK_SESSIONS: Final = select(func.count()).where(

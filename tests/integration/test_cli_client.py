@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import click
 import money
 import pytest
+from click.shell_completion import BashComplete
 from click.testing import CliRunner
 from command_line import NO_CONFIG, CommandLine, pending
 from receivers import Receiver
@@ -250,6 +252,35 @@ def test_a_webhooks_url_is_never_taken_for_that_of_the_service(commands: Command
     service = ("--url", commands.environment["AGENTPAY_BASE_URL"], "--key", commands.server.operator_key)
     commands.environment["AGENTPAY_BASE_URL"] = "http://127.0.0.1:9"
     assert commands.items("webhooks", "list", *service) == []
+
+
+@pytest.mark.parametrize(
+    "typed", ["webhooks update --url {hook}", "webhooks delete --url {hook}", "listen --url {hook} --account"]
+)
+def test_completing_after_a_webhooks_url_asks_the_service_only(
+    commands: CommandLine, monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    for name, value in commands.environment.items():
+        monkeypatch.setenv(name, value)
+    commands.client.webhooks.create("http://127.0.0.1:9/x", events=["transfer.settled"])
+    commands.funded(name="Buyer")
+    with socket.create_server(("127.0.0.1", 0)) as hook:
+        hook.setblocking(False)
+        words = typed.format(hook=f"http://127.0.0.1:{hook.getsockname()[1]}/hook").split()
+        found = BashComplete(main, {}, "agentpay", "_AGENTPAY_COMPLETE").get_completions(words, "")
+        assert {"http://127.0.0.1:9/x", "Buyer"} & {each.value for each in found}
+        with pytest.raises(BlockingIOError):
+            hook.accept()
+
+
+def test_sorted_approvals_are_all_within_the_period(commands: CommandLine) -> None:
+    payer = commands.funded().account_id
+    pending(commands.client, payer)
+    commands.server.sandbox.clock.advance(hours=5)
+    newer = pending(commands.client, payer)
+    since = (commands.server.sandbox.clock.now() - timedelta(hours=1)).isoformat()
+    listed = commands.items("approvals", "list", "--sort", "expires", "--since", since)
+    assert [each["transfer_id"] for each in listed] == [newer]
 
 
 def test_a_budget_is_shown_as_a_sentence_and_figures(commands: CommandLine) -> None:

@@ -24,6 +24,11 @@ from solders.pubkey import Pubkey
 from two_servers import both
 from worlds import Answer, World, drive
 
+from agentpay_server import AgentPayServer
+from agentpay_server.accounts import policies
+from agentpay_server.accounts.policies import Policies
+from agentpay_server.accounts.store import OPERATORS
+from agentpay_server.platform.principals import Principal
 from agentpay_server.plugins.postgres.connections import PreparedConnection
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
@@ -519,3 +524,34 @@ async def sent(stream: AsyncGenerator[bytes], count: int) -> list[str]:
             lines = (await anext(stream)).decode("ascii").splitlines()
             found += [line.removeprefix("id: ") for line in lines if line.startswith("id: ")]
     return found
+
+
+# --- Pausing all accounts
+
+
+def test_a_pause_of_all_ends_a_request_in_progress_that_resumes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(policies, "_PAUSED_AT_ONCE", 1)
+    some = Policies._set_some
+    resumed: list[int | None] = []
+
+    def paused_after_the_first(
+        self: Policies, connection: Any, principal: Principal, *given: Any, **options: Any
+    ) -> int | None:
+        found = some(self, connection, principal, *given, **options)
+        if options["pauses"] is not None and not resumed:
+            resumed.append(found)
+            OPERATORS.changed(connection, principal.operator_id, add={"pauses": 1})
+        return found
+
+    monkeypatch.setattr(Policies, "_set_some", paused_after_the_first)
+    with AgentPayServer() as server:
+        client = server.client()
+        for name in ("one", "two", "three"):
+            client.accounts.create(name=name)
+        client.console.pause_all()
+        ended = client.console.resume_all()
+        assert (ended.changed, ended.paused) == (1, 2)
+        again = client.console.pause_all()
+        assert (again.changed, again.paused) == (1, 3)

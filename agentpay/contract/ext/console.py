@@ -300,7 +300,7 @@ class ConsoleSummary(Model):
         treasury_lamports: lamports of the treasury, which pays fees and rents; None while the chain does not
             respond.
         treasury_burn_lamports: lamports by which the treasury falls a day, as this server process measures:
-            for up to 24 hours, or since the treasury was topped up. None in the first 10 minutes of that.
+            for up to 24 hours, or since the treasury was topped up. None in the first hour of that.
         treasury_days_left: whole days until the treasury pays for no new work, if it goes on falling so; None
             if it does not fall.
         needs_attention: what is not well: `chain`, `treasury` (it is low, or has less than 7 days left),
@@ -536,10 +536,10 @@ RESUME_ALL: Final = Endpoint(
     method="POST",
     path=EXTENSIONS + "/console/accounts/resume",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
     responses={200: PausedAccounts},
     summary="Resume the accounts that `pause` of all accounts has paused.",
-    description="An account that was paused before, or that was resumed since, stays as it is.",
+    description="An account that was paused before, or whose policy was written since, stays as it is. The "
+    "request ends early if all accounts are paused again meanwhile.",
 )
 LIST_HISTORY: Final = Endpoint(
     name="accounts.history",

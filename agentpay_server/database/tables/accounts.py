@@ -38,6 +38,8 @@ class OperatorRecord:
     operator_id: Annotated[str, UNIQUE]
     name: str
     created_us: int
+    # How often all accounts were paused: an older request to resume them must not go on.
+    pauses: Annotated[int, ZERO] = 0
 
 
 @row(
@@ -147,7 +149,8 @@ class AccountRecord:
     # The policy as canonical JSON. `paused` copies one of its fields, for filters.
     policy: str
     paused: bool
-    # Whether a pause of all accounts has paused it, so that resuming all resumes it.
+    # Whether a pause of all accounts has paused it, and its policy was not written since: then resuming all
+    # resumes it.
     paused_with_all: bool
     policy_version: int
     policy_updated_us: int

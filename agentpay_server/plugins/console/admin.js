@@ -317,7 +317,7 @@ const TABS = {
 	},
 };
 
-const DEEDS = { __proto__: null, "policies.put": "Change policy", "sellers.put": "Pin seller", "sellers.delete": "Unpin seller", "sandbox.accounts.fund": "Fund with test USDC" };
+const DEEDS = { __proto__: null, "policies.put": "Change policy", "sellers.put": "Pin seller", "sellers.delete": "Unpin seller", "sandbox.accounts.fund": "Fund with test USDC", "console.pause_all": "Pause all", "console.resume_all": "Resume all" };
 
 /** The name of an operation in words: `agent_keys.create` is "Create agent key". */
 function deed(action) {

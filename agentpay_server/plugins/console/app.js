@@ -232,7 +232,7 @@ function health(/** @type {any} */ it) {
 		undelivered_deliveries: [`${it.undelivered_deliveries} undelivered`, "#/deliveries?needs_attention=true"],
 		stuck_settlements: [`${it.stuck_settlements} stuck`, "#/timeline"],
 		// Test money's treasury never runs dry.
-		...(!me.is_test_money && { treasury: [`Treasury ${treasury}`] }),
+		...((!me.is_test_money || it.needs_attention.includes("treasury")) && { treasury: [`Treasury ${treasury}`] }),
 		...Object.fromEntries(it.needs_attention.filter((part) => ["clock", "workers"].includes(part)).map((part) => [part, [`${part === "clock" ? "Clock differs" : "Work is late"}`]])),
 	};
 	return Object.entries(parts).map(([part, [text, href]]) => h(it.needs_attention.includes(part) ? "li.bad" : "li", href ? h("a", { href }, text) : text));

@@ -254,8 +254,8 @@ function picking(element, /** @type {any} */ { verb, done, what, effect, look, l
 		for (const box of chosen) {
 			const { item } = rowAt(box);
 			try {
-				// Who signs in next has not decided this.
-				if (signal.aborted) throw Error("Not asked for, as the page was left.");
+				// Cancel ends it, and who signs in next has not decided this.
+				if (signal.aborted || !$("dialog[open]")) throw Error("Not done: it was cancelled.");
 				await each(item);
 				box.checked = false;
 			} catch (error) {

@@ -41,15 +41,20 @@ def test_nothing_is_paid_until_all_are_resumed_but_those_paused_before(
     assert changed(client.console.resume_all()) == (0, 1)
 
 
-def test_an_account_that_was_resumed_since_and_paused_again_stays_paused(
-    client: AgentPay, fleet: list[str]
+@pytest.mark.parametrize("written", [{"paused": True}, {"paused": True, "max_daily_spend": 1}])
+def test_an_account_whose_policy_was_written_since_stays_paused(
+    client: AgentPay, fleet: list[str], written: dict[str, object]
 ) -> None:
     client.console.pause_all()
-    client.policies.update(fleet[1], max_daily_spend=1)
-    client.policies.resume(fleet[0])
-    client.policies.pause(fleet[0])
+    before = client.policies.get(fleet[0])
+    client.request("PUT", f"/v1/accounts/{fleet[0]}/policy", json=written)
     assert changed(client.console.resume_all()) == (2, 1)
     assert [client.policies.get(each).paused for each in fleet] == [True, False, False]
+    entry = client.console.audit_log.list(account_id=fleet[0], limit=1).data[0]
+    assert (entry.action, entry.after["paused"]) == ("policies.put", True)
+    # What is in force already is not written on chain again.
+    is_new = client.policies.get(fleet[0]).max_daily_spend != before.max_daily_spend
+    assert client.console.details(fleet[0]).policy_version == (3 if is_new else 2)
 
 
 def test_an_account_created_afterwards_is_not_paused(client: AgentPay, fleet: list[str]) -> None:
