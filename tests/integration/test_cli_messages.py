@@ -160,7 +160,7 @@ def test_a_terminal_asks_with_names_before_a_key_is_revoked(
     revoke = ("keys", "revoke", key["key_id"])
     exit_code = 0 if is_revoked else 1
     shown = on_a_terminal(commands, *revoke, typed=answer, exit_code=exit_code, TERM="dumb")
-    assert "Revoke agent key 'laptop' of Payer?" in shown
+    assert "Revoke agent key 'laptop' of Payer (acct_" in shown
     assert (commands.items("keys", "list") == []) is is_revoked
 
 

@@ -406,6 +406,8 @@ def test_an_undelivered_event_is_replayed(
     server.sandbox.clock.advance(hours=3)
     event_id = only(server).event_id
     receiver.default = 200
+    # The replay's own first attempt may be made at once.
+    assert len(receiver.posts) == 5
 
     response = http.post(f"/ext/v1/console/events/{event_id}/replay")
 
@@ -413,7 +415,6 @@ def test_an_undelivered_event_is_replayed(
     assert response.status_code == 202
     assert (replayed["status"], replayed["attempts"]) == ("pending", [])
     assert replayed["next_attempt_at"] == "2026-01-01T03:00:00.000Z"
-    assert len(receiver.posts) == 5
     server.sandbox.clock.advance(0)
     assert len(receiver.posts) == 6
     assert receiver.posts[5].body == receiver.posts[0].body
