@@ -129,4 +129,5 @@ def test_workers_that_fail_for_longer_than_the_bound_are_named() -> None:
     with AgentPayServer(clock="system", settings=settings) as server, database_away(server) as has_failed:
         server._running.server.context.wakeup.set()
         assert has_failed.wait(60)
-        assert not_ready(server) == ["database", "workers"]
+        # The embedded chain's ledger may be in the database that is away.
+        assert [part for part in not_ready(server) if part != "chain"] == ["database", "workers"]
