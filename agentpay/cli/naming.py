@@ -25,9 +25,14 @@ _ACCOUNT_ID: Final = re.compile(rf"\b{ACCOUNT}[0-9a-z]{{26}}\b", re.ASCII)
 
 
 class _Kind(NamedTuple):
-    """What people name: `words` are the identifier and the names of an item, and `items` reads the items.
+    """A kind of thing that people name.
 
-    Of many items, only those with a name need be read. A message has `what` before the name.
+    Attributes:
+        prefix: that of its identifiers.
+        words: returns the identifier of an item, then its names.
+        items: reads the items; of many, only the ones with a name.
+        what: stands before the name in a message.
+        command: lists the items.
     """
 
     prefix: str

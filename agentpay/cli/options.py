@@ -428,8 +428,10 @@ LISTING: Final[tuple[Decorator, ...]] = (
         show_default=True,
         help="Largest number of items.",
     ),
-    click.option("--since", type=MOMENT, help=f"Only after this time, such as {_TIMES}."),
-    click.option("--until", type=MOMENT, help="Only up to and including this time."),
+    click.option(
+        "--since", type=MOMENT, help=f"Only after this time, such as {_TIMES}; a day is its 00:00 UTC."
+    ),
+    click.option("--until", type=MOMENT, help="Only up to and including this time; a day is its 00:00 UTC."),
     click.option("--all", "is_all", is_flag=True, help="All items."),
     click.option("--csv", "is_csv", is_flag=True, help="Print CSV: all items, every field."),
     click.option("--wide", "is_wide", is_flag=True, help="Show every column, and exact times."),

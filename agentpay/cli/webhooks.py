@@ -119,7 +119,7 @@ webhooks: Final = group(
         "update",
         """Change a webhook, given by identifier or URL.
 
-        The secret stays. What is not delivered yet goes to a new URL too, at its next attempt.
+        The secret stays. Pending deliveries go to a new URL at their next attempt.
         """,
         _WEBHOOK_ID,
         click.option("--endpoint", metavar="URL", help="URL to post events to from now on."),

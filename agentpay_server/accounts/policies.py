@@ -116,7 +116,7 @@ class Policies:
 
     def _begin_pause(self, connection: Connection, principal: Principal) -> None:
         operator_id, now_us = principal.operator_id, self._context.clock.now_us()
-        store.OPERATORS.changed(connection, operator_id, add={"pauses": 1})
+        account_store.OPERATORS.changed(connection, operator_id, add={"pauses": 1})
         audit.record(
             connection,
             principal,
@@ -132,7 +132,7 @@ class Policies:
 
     async def _set_all(self, principal: Principal, action: str, *, paused: bool) -> PausedAccounts:
         database, operator_id, changed = self._context.database, principal.operator_id, 0
-        pauses = (await database.read(store.OPERATORS.existing, operator_id)).pauses
+        pauses = (await database.read(account_store.OPERATORS.existing, operator_id)).pauses
         # Some at a time, because other work on these accounts waits for the commit.
         while ids := await database.read(store.to_pause, operator_id, _PAUSED_AT_ONCE, paused=paused):
             at = None if paused else pauses
@@ -156,7 +156,7 @@ class Policies:
     ) -> int | None:
         """Pause or resume accounts; None if all were paused again since `pauses`."""
         if pauses is not None:
-            operator = store.OPERATORS.existing(connection, principal.operator_id, lock=True)
+            operator = account_store.OPERATORS.existing(connection, principal.operator_id, lock=True)
             if operator.pauses != pauses:
                 return None
         changed = 0

@@ -30,7 +30,6 @@ from agentpay_server.database.rows import Rows, SortedPages
 from agentpay_server.database.tables import (
     AccountRecord,
     ClaimRecord,
-    OperatorRecord,
     accounts,
     chain_transactions,
     policy_records,
@@ -81,9 +80,8 @@ def claim(context: Context, connection: Connection, operator_id: str) -> None:
     CLAIMS.insert(connection, ClaimRecord(operator_id, number, now_us))
 
 
-# Pausing all accounts, and resuming those that this has paused.
+# Pausing all accounts, and resuming the ones that a pause of all has paused.
 
-OPERATORS: Final = Rows(OperatorRecord, "operator_id")
 _OWN: Final = accounts.c.operator_id == bindparam("operator_id")
 # Literals in the SQL text, as in the partial index.
 _IS_WITH_ALL: Final = literal_column("paused_with_all", Boolean())

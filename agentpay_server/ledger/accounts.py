@@ -21,7 +21,14 @@ from agentpay_server.database import pages
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.rows import Rows
-from agentpay_server.database.tables import AccountRecord, CounterRecord, EntryRecord, accounts, entries
+from agentpay_server.database.tables import (
+    AccountRecord,
+    CounterRecord,
+    EntryRecord,
+    OperatorRecord,
+    accounts,
+    entries,
+)
 from agentpay_server.ledger.context import Context
 from agentpay_server.platform.clock import end_of_millisecond_us, from_us
 from agentpay_server.platform.errors import not_found
@@ -32,6 +39,7 @@ KEY_INDEX: Final = "key_index"
 FoundParties = tuple[AccountRecord | None, AccountRecord | None]
 """The payer and the payee."""
 
+OPERATORS: Final = Rows(OperatorRecord, "operator_id")
 ACCOUNTS: Final = Rows(AccountRecord, "account_id")
 COUNTERS: Final = Rows(CounterRecord, "name")
 

@@ -329,7 +329,7 @@ def expire(connection: Connection, tx: StoredTransaction, now_us: int) -> Stored
 
 
 def _without_bytes(tx: StoredTransaction) -> dict[str, Any]:
-    """Return the columns of a transaction that must not be sent again, but whose debit is recognised."""
+    """Return the columns of a transaction that is never sent any more, but whose debit is recognised."""
     return {"raw": None, "debits": None if tx.raw is None else tx.signed.debits}
 
 

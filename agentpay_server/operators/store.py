@@ -22,12 +22,12 @@ from agentpay_server.database.tables import (
     sign_in_codes,
 )
 from agentpay_server.ledger import audit
+from agentpay_server.ledger.accounts import OPERATORS as OPERATORS
 from agentpay_server.ledger.spending import is_alive
 from agentpay_server.platform.clock import SystemClock
 from agentpay_server.platform.principals import LENT, Principal, digest_of, new_key
 from agentpay_server.platform.randomness import Identifiers, SystemRandomness
 
-OPERATORS: Final = Rows(OperatorRecord, "operator_id")
 KEYS: Final = Rows(KeyRecord, "key_id")
 CODES: Final = Rows(SignInCodeRecord, "digest")
 

@@ -92,7 +92,7 @@ class Webhooks:
         return listing.page(rows, query.limit, seq=lambda row: row[0].seq, item=lambda row: _registered(*row))
 
     async def update(self, principal: Principal, webhook_id: str, request: UpdateWebhook) -> WebhookDetails:
-        """Change a webhook, for events from now on; what is not delivered yet goes to a new URL too.
+        """Change a webhook, for events from now on; pending deliveries go to a new URL too.
 
         Raises:
             Problem: `not_found`; `invalid_request`: as when it is created.

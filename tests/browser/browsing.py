@@ -8,11 +8,17 @@ from collections.abc import Callable
 
 import pytest
 from attrs import define, field
-from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Request
+from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Request, expect
+
+from agentpay import Transfer
+from agentpay_server import AgentPayServer
 
 WIDE, TABLET, NARROW = (1280, 850), (768, 1024), (390, 844)
 BOTH = pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
 """Where a job depends on the layout."""
+
+ACCOUNTS = 120
+"""More than a page has."""
 
 OTHER_HOST = "console.example"
 """A name that leads to this machine, in this browser."""
@@ -92,3 +98,28 @@ class Console:
     def _on_request(self, request: Request) -> None:
         if not request.url.startswith((f"{self.base_url}/", "data:", f"blob:{self.base_url}/")):
             self.faults.append(f"request to another origin: {request.url}")
+
+
+def says(tab: Page, text: str) -> None:
+    expect(tab.locator("#live")).to_contain_text(text)
+
+
+def confirm(tab: Page, name: str) -> None:
+    tab.get_by_role("dialog").get_by_role("button", name=name).click()
+
+
+def find(tab: Page, text: str) -> None:
+    """Search, and open the first thing that is found."""
+    tab.get_by_role("button", name="Search").click()
+    tab.get_by_role("searchbox", name="Search").fill(text)
+    tab.locator(".results a").first.click()
+
+
+def waiting(server: AgentPayServer, amount: str = "21.20") -> Transfer:
+    client = server.client()
+    payer, payee = (client.accounts.create(name=name) for name in ("Travel desk", "Airline"))
+    server.sandbox.fund(payer.account_id, "100")
+    client.policies.update(payer.account_id, escalation_threshold=20, max_daily_spend=150)
+    return client.transfers.create(
+        from_=payer.account_id, to=payee.account_id, amount=amount, memo="flight AP1"
+    )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from browsing import OTHER_HOST, Console
+from browsing import ACCOUNTS, OTHER_HOST, Console
 from playwright.sync_api import BrowserContext, expect, sync_playwright
 
 from agentpay_server import AgentPayServer
@@ -97,3 +97,19 @@ def axe() -> str:
     import axe_playwright_python  # noqa: PLC0415
 
     return (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
+
+
+@pytest.fixture(scope="module")
+def busy() -> Iterator[AgentPayServer]:
+    """A server with more accounts than a page has; "Oldest" was created first."""
+    with AgentPayServer() as server:
+        client = server.client()
+        for number in range(ACCOUNTS):
+            client.accounts.create(name="Oldest" if number == 0 else f"Bot {number}")
+        server.listen()
+        yield server
+
+
+@pytest.fixture
+def crowd(busy: AgentPayServer, console_of: Callable[[AgentPayServer], Console]) -> Console:
+    return console_of(busy)

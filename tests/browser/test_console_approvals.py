@@ -4,8 +4,8 @@ import re
 
 import httpx
 import pytest
-from browsing import BOTH, Console
-from playwright.sync_api import Page, Route, expect
+from browsing import BOTH, Console, says
+from playwright.sync_api import Route, expect
 
 from agentpay import Transfer
 from agentpay.errors import PaymentPendingApprovalError
@@ -31,10 +31,6 @@ def status(server: AgentPayServer, transfer: Transfer) -> str:
 
 def paid(server: AgentPayServer, transfer: Transfer) -> str:
     return str(server.client().accounts.balance(transfer.to).balance_usdc)
-
-
-def says(tab: Page, text: str) -> None:
-    expect(tab.locator("#live")).to_contain_text(text)
 
 
 def test_an_approval_shows_all_details_and_is_confirmed_by_amount(

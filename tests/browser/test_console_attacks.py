@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from browsing import BOTH, NARROW, TABLET, WIDE, Console
+from browsing import BOTH, NARROW, TABLET, WIDE, Console, says
 from playwright.sync_api import Page, expect
 
 from agentpay import AgentPay, InvalidRequestError, Transfer
@@ -23,10 +23,6 @@ YESTERDAY = """
         static now() { return Real.now() - offset; }
     };
 """
-
-
-def says(tab: Page, text: str) -> None:
-    expect(tab.locator("#live")).to_contain_text(text)
 
 
 def waiting(client: AgentPay, server: AgentPayServer, payer: str, payee: str, memo: str) -> Transfer:

@@ -7,16 +7,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
-from browsing import BOTH, Console
+from browsing import BOTH, Console, says
 from playwright.sync_api import Page, expect
 
 from agentpay_server import AgentPayServer
 
 MARKUP = "<img/src=x/onerror=pwned=1>"
-
-
-def says(tab: Page, text: str) -> None:
-    expect(tab.locator("#live")).to_contain_text(text)
 
 
 def pick(tab: Page, name: str) -> None:

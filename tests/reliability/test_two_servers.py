@@ -27,7 +27,7 @@ from worlds import Answer, World, drive
 from agentpay_server import AgentPayServer
 from agentpay_server.accounts import policies
 from agentpay_server.accounts.policies import Policies
-from agentpay_server.accounts.store import OPERATORS
+from agentpay_server.ledger.accounts import OPERATORS
 from agentpay_server.platform.principals import Principal
 from agentpay_server.plugins.postgres.connections import PreparedConnection
 

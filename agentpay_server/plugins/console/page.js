@@ -252,12 +252,13 @@ function picking(element, /** @type {any} */ { verb, done, what, effect, look, l
 	const work = async (chosen) => {
 		const { signal } = page, failed = [];
 		for (const box of chosen) {
-			const { item } = rowAt(box);
+			const { item, itemKey } = rowAt(box);
 			try {
 				// Cancel ends it, and who signs in next has not decided this.
 				if (signal.aborted || !$("dialog[open]")) throw Error("Not done: it was cancelled.");
 				await each(item);
-				box.checked = false;
+				// Its row may have been drawn again.
+				for (const each of boxes()) if (rowAt(each).itemKey === itemKey) each.checked = false;
 			} catch (error) {
 				failed.push(h("li", said(label(item)), `: ${error.message}`));
 			}
