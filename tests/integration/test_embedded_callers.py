@@ -192,11 +192,11 @@ async def test_a_disconnecting_caller_cancels_nothing(server: AgentPayServer):
 @pytest.mark.parametrize("is_async", [False, True])
 def test_calls_during_close_finish_or_raise(caplog: pytest.LogCaptureFixture, is_async: bool):
     server = AgentPayServer().start()
-    client, ends = server.client(), []
+    client, async_client, ends = server.client(), server.async_client(), []
     begun = threading.Barrier(7)
 
     async def create_until_the_end():
-        while await server.async_client().accounts.create(name="a"):
+        while await async_client.accounts.create(name="a"):
             pass
 
     def call_until_the_end():
