@@ -170,7 +170,7 @@ class AsyncTransfers(AsyncResource):
             The first page. Iterating over it yields all transfers, fetching further pages as needed.
 
         Raises:
-            InvalidRequestError: `since` has no UTC offset, or an amount is a float, less than 0.000001, or has
+            InvalidRequestError: `since` has no UTC offset; an amount is a float, less than 0.000001, or has
                 more than 6 decimals.
             NotSupportedError: the service does not offer this extension.
         """

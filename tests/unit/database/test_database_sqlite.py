@@ -287,14 +287,19 @@ def test_each_list_uses_its_index(filled, name, index):
 
 
 def test_a_list_of_transfers_by_amount_needs_no_sorting(filled):
-    for name in STATEMENTS:
-        if re.match(r"transfers\.store\.SORTED\[-?amount, \('(first|next)'(,|, '\w+_amount')\)\]", name):
-            with naming(name):
-                (step,) = plan_of(filled, name)
-                # The next page begins where the last one ended.
-                assert ("amount" in step.partition("(operator_id=?")[2]) == (
-                    "next" in name or "_amount'" in name
-                )
+    names = [
+        f"transfers.store.SORTED[{order}, {(place, *given)}]"
+        for order in ("amount", "-amount")
+        for place in ("first", "next")
+        for given in ((), ("min_amount",), ("max_amount",))
+    ]
+    for name in names:
+        with naming(name):
+            (step,) = plan_of(filled, name)
+            walk = re.search(r"ix_transfers_amount \(operator_id=\?( AND amount.*)?\)", step)
+            assert walk, step
+            # The next page begins where the last one ended.
+            assert bool(walk[1]) == ("next" in name or "_amount'" in name), step
 
 
 def test_a_list_of_transfers_needs_no_sorting(filled):
