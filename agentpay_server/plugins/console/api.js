@@ -1,5 +1,11 @@
 // @ts-check
 
+/** @typedef {import("../../../tests/browser/openapi.d.ts").Api} Api */
+/** @typedef {import("../../../tests/browser/openapi.d.ts").Schemas} Schemas */
+/** @template O @typedef {import("../../../tests/browser/openapi.d.ts").Given<O>} Given */
+/** @template O @typedef {import("../../../tests/browser/openapi.d.ts").Response<O>} Response */
+/** @template O @typedef {import("../../../tests/browser/openapi.d.ts").Item<O>} Item */
+
 export const KEY = "agentpay.key";
 
 /** The prefix of every path that is not part of `/v1`. */
@@ -8,15 +14,32 @@ const EXTENSIONS = "/ext/v1";
 function failure(status, body) {
 	const { error: code, message = `The server responded with status ${status}.`, details = [] } = body ?? {};
 	const faults = details.map((it) => `${it.field} ${it.message}`);
-	return Object.assign(new Error([message, ...faults].join(" ")), { status, code, summary: message, faults, details });
+	return Object.assign(new Error([message, ...faults].join(" ")), { status, code, summary: message, details });
 }
 
-/** The window gets the event `unauthorized` when the key is refused. */
-export async function send(method, path, { body, signal, headers, key = sessionStorage[KEY] } = /** @type {any} */ ({})) {
+/** An address with what of a query is given. */
+export const at = (path, query = /** @type {any} */ ({})) => {
+	const given = new URLSearchParams(Object.entries(query).filter(([, value]) => value)).toString();
+	return given ? `${path}?${given}` : path;
+};
+
+/**
+ * Send a request to a path of the OpenAPI documents, without the extensions' prefix; the types of what is `given` (its
+ * path parameters, `query` and `body`) and of the response are those of the documents. The window gets the event
+ * `unauthorized` when the key is refused.
+ * @template {keyof Api} M
+ * @template {keyof Api[M] & string} P
+ * @param {M} method
+ * @param {P} path
+ * @param {Given<Api[M][P]>} given
+ */
+export async function send(method, path, given) {
+	const { query, body, signal, headers, key = sessionStorage[KEY] } = given, params = /** @type {any} */ (given);
+	const place = at(path.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(params[name])), /** @type {any} */ (query));
 	let response;
 	try {
-		response = await fetch(path.startsWith("/v1/") ? path : EXTENSIONS + path, {
-			method, signal, cache: "no-store", credentials: "omit", redirect: "error",
+		response = await fetch(place.startsWith("/v1/") ? place : EXTENSIONS + place, {
+			method: String(method), signal, cache: "no-store", credentials: "omit", redirect: "error",
 			headers: { ...(key && { Authorization: `Bearer ${key}` }), ...headers },
 			body: body && new Blob([JSON.stringify(body)], { type: "application/json" }),
 		});
@@ -33,18 +56,30 @@ export async function send(method, path, { body, signal, headers, key = sessionS
 	throw failure(response.status, problem);
 }
 
-export async function call(method, path, options) {
-	const response = await send(method, path, options);
-	return response.status === 204 ? null : response.json();
+/**
+ * Send a request, and return what the response holds.
+ * @template {keyof Api} M
+ * @template {keyof Api[M] & string} P
+ * @param {M} method
+ * @param {P} path
+ * @param {Given<Api[M][P]>} given
+ * @returns {Promise<Response<Api[M][P]>>}
+ */
+export async function call(method, path, given) {
+	const response = await send(method, path, given);
+	return response.status === 204 ? /** @type {any} */ (null) : response.json();
 }
 
-export const read = (path, signal) => call("GET", path, { signal });
-export const post = (path, body) => call("POST", path, { body });
+/** @type {<P extends keyof Api["GET"] & string>(path: P, given?: Given<Api["GET"][P]>) => Promise<Response<Api["GET"][P]>>} */
+export const read = (path, given = /** @type {any} */ ({})) => call("GET", path, given);
+/** @type {<P extends keyof Api["POST"] & string>(path: P, given?: Given<Api["POST"][P]>) => Promise<Response<Api["POST"][P]>>} */
+export const post = (path, given = /** @type {any} */ ({})) => call("POST", path, given);
 
+/** @returns {Promise<unknown>} */
 export const pause = (ms, ...signals) => new Promise((resolve) => {
 	const ended = AbortSignal.any([AbortSignal.timeout(ms), ...signals]);
 	ended.addEventListener("abort", resolve);
-	if (ended.aborted) resolve();
+	if (ended.aborted) resolve(null);
 });
 
 const FIRST_PAUSE_MS = 500, LONGEST_PAUSE_MS = 15000, SILENCE_MS = 40000;
@@ -73,7 +108,7 @@ export async function follow({ signal, onChange, onState }) {
 }
 
 async function listen(signal, onNews) {
-	const { body } = await send("GET", "/console/stream", { signal }), reader = body.pipeThrough(new TextDecoderStream()).getReader();
+	const { body } = await send("GET", "/console/stream", { signal }), reader = /** @type {any} */ (body).pipeThrough(new TextDecoderStream()).getReader();
 	onNews();
 	for (;;) {
 		const silence = setTimeout(() => reader.cancel(), SILENCE_MS), { value, done } = await reader.read();
