@@ -15,11 +15,12 @@ from agentpay.cli.options import (
     TRANSFER_ID,
     USDC,
     account_option,
+    by_option,
     identifier,
     payer_option,
     status_option,
 )
-from agentpay.contract.choices import ApprovalSort, TransferStatus
+from agentpay.contract.choices import ApprovalSort, TransferSort, TransferStatus
 from agentpay.contract.identifiers import TRANSFER
 
 if TYPE_CHECKING:
@@ -68,10 +69,19 @@ transfers: Final = group(
     ),
     listing(
         "list",
-        "List transfers, newest first.",
+        "List transfers, newest first or sorted.",
         account_option("Only transfers out of this account."),
         status_option(TransferStatus, "transfers"),
         click.option("--error", metavar="CODE", help="Only with this error, such as insufficient_balance."),
+        by_option("Only transfers that this key requested."),
+        click.option("--memo", metavar="TEXT", help="Only with a memo that begins with this, ignoring case."),
+        click.option("--min-amount", type=USDC, help="Only transfers of at least this amount."),
+        click.option("--max-amount", type=USDC, help="Only transfers of at most this amount."),
+        click.option(
+            "--sort",
+            type=click.Choice(get_args(TransferSort)),
+            help="By amount, the smallest first; with -, the largest.",
+        ),
         call=lambda client: client.transfers.list,
         columns=[
             Column("from", "from_", is_text=True, is_account=True),

@@ -251,11 +251,13 @@ class ListAudit(PageQuery):
 
     Attributes:
         account_id: only changes that name this account.
+        key_id: only changes that this key made, `key_…`, revoked or not.
         since: only changes after this time.
         until: only changes up to and including this time.
     """
 
     account_id: Annotated[str, text(maximum=128)] | None = None
+    key_id: Annotated[str, text(maximum=128)] | None = None
     since: Moment | None = None
     until: Moment | None = None
 
@@ -398,7 +400,7 @@ class PausedAccounts(Model):
 
 
 class AccountSort(StrEnum):
-    """An order of accounts; with `-`, the largest or last comes first. Equal accounts are newest first."""
+    """An order of accounts, of equal ones the oldest first; with `-`, the reverse."""
 
     NAME = "name"
     NAME_DESCENDING = "-name"
