@@ -167,6 +167,7 @@ export interface Schemas {
   TransferRejectedData: { account_id: string; rejection_reason: string; transfer_id: string; to: string; amount_usdc: string; message: string };
   TransferSettled: { id: string; type: "transfer.settled"; created_at: string; data: Schemas["TransferSettledData"] };
   TransferSettledData: { transfer_id: string; account_id: string; amount_usdc: string; tx_signature: string; settled_at: string };
+  TransferSort: "amount" | "-amount";
   TransferStatus: "pending_approval" | "approved" | "submitted" | "settled" | "rejected" | "failed";
   Unauthorized: { error: "unauthorized"; message: string; request_id: string };
   UnsupportedMediaType: { error: "unsupported_media_type"; message: string; request_id: string };
@@ -187,7 +188,7 @@ export interface Api {
     "/v1/transfers/{transfer_id}": { params: { transfer_id: string }; response: Schemas["Transfer"] };
     "/whoami": { response: Schemas["Identity"] };
     "/accounts/{account_id}/budget": { params: { account_id: string }; response: Schemas["Budget"] };
-    "/transfers": { query: { limit?: number; cursor?: string; account_id?: string; status?: Schemas["TransferStatus"]; idempotency_key?: string; error?: string; since?: string; until?: string }; response: Schemas["TransferPage"] };
+    "/transfers": { query: { limit?: number; cursor?: string; account_id?: string; status?: Schemas["TransferStatus"]; idempotency_key?: string; error?: string; key_id?: string; memo?: string; min_amount?: string; max_amount?: string; since?: string; until?: string; sort?: Schemas["TransferSort"] }; response: Schemas["TransferPage"] };
     "/sessions": { query: { limit?: number; cursor?: string; account_id?: string; status?: Schemas["SessionStatus"]; idempotency_key?: string; since?: string; until?: string }; response: Schemas["SessionPage"] };
     "/sessions/{session_id}": { params: { session_id: string }; response: Schemas["Session"] };
     "/payments": { query: { limit?: number; cursor?: string; account_id?: string; status?: Schemas["TransferStatus"]; origin?: string; transfer_id?: string; idempotency_key?: string; since?: string; until?: string }; response: Schemas["PaymentPage"] };
@@ -198,7 +199,7 @@ export interface Api {
     "/console/accounts": { query: { limit?: number; cursor?: string; ids?: string; name?: string; status?: Schemas["AccountStatus"]; sort?: Schemas["AccountSort"] }; response: Schemas["AccountDetailsPage"] };
     "/console/accounts/{account_id}": { params: { account_id: string }; response: Schemas["AccountDetails"] };
     "/console/transactions": { query: { limit?: number; cursor?: string; account_id?: string; status?: Schemas["TransactionStatus"]; since?: string; until?: string }; response: Schemas["TransactionPage"] };
-    "/console/audit": { query: { limit?: number; cursor?: string; account_id?: string; since?: string; until?: string }; response: Schemas["AuditEntryPage"] };
+    "/console/audit": { query: { limit?: number; cursor?: string; account_id?: string; key_id?: string; action?: string; since?: string; until?: string }; response: Schemas["AuditEntryPage"] };
     "/console/summary": { response: Schemas["ConsoleSummary"] };
     "/console/requests": { query: { limit?: number; cursor?: string }; response: Schemas["ServedRequestPage"] };
     "/console/search": { query: { q?: string; limit?: number }; response: Schemas["SearchResult"] };

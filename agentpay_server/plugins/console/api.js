@@ -1,10 +1,6 @@
 // @ts-check
 
-/** @typedef {import("../../../tests/browser/openapi.d.ts").Api} Api */
-/** @typedef {import("../../../tests/browser/openapi.d.ts").Schemas} Schemas */
-/** @template O @typedef {import("../../../tests/browser/openapi.d.ts").Given<O>} Given */
-/** @template O @typedef {import("../../../tests/browser/openapi.d.ts").Response<O>} Response */
-/** @template O @typedef {import("../../../tests/browser/openapi.d.ts").Item<O>} Item */
+/** @typedef {import("../../../tests/browser/console.d.ts").Schemas} Schemas */
 
 export const KEY = "agentpay.key";
 
@@ -24,18 +20,13 @@ export const at = (path, query = /** @type {any} */ ({})) => {
 };
 
 /**
- * Send a request to a path of the OpenAPI documents, without the extensions' prefix; the types of what is `given` (its
- * path parameters, `query` and `body`) and of the response are those of the documents. The window gets the event
- * `unauthorized` when the key is refused.
- * @template {keyof Api} M
- * @template {keyof Api[M] & string} P
- * @param {M} method
- * @param {P} path
- * @param {Given<Api[M][P]>} given
+ * Send a request to a path of the OpenAPI documents, without the extensions' prefix. What is `given` are its path
+ * parameters, `query` and `body`. The window gets the event `unauthorized` when the key is refused.
+ * @type {import("../../../tests/browser/console.d.ts").Send}
  */
-export async function send(method, path, given) {
+export const send = async (method, path, given = /** @type {any} */ ({})) => {
 	const { query, body, signal, headers, key = sessionStorage[KEY] } = given, params = /** @type {any} */ (given);
-	const place = at(path.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(params[name])), /** @type {any} */ (query));
+	const place = at(String(path).replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(params[name])), /** @type {any} */ (query));
 	let response;
 	try {
 		response = await fetch(place.startsWith("/v1/") ? place : EXTENSIONS + place, {
@@ -54,26 +45,18 @@ export async function send(method, path, given) {
 	const problem = await response.json().catch(() => null);
 	if (response.status === 401 && key === sessionStorage[KEY]) dispatchEvent(new Event("unauthorized"));
 	throw failure(response.status, problem);
-}
+};
 
-/**
- * Send a request, and return what the response holds.
- * @template {keyof Api} M
- * @template {keyof Api[M] & string} P
- * @param {M} method
- * @param {P} path
- * @param {Given<Api[M][P]>} given
- * @returns {Promise<Response<Api[M][P]>>}
- */
-export async function call(method, path, given) {
+/** @type {import("../../../tests/browser/console.d.ts").Call} */
+export const call = async (method, path, given) => {
 	const response = await send(method, path, given);
 	return response.status === 204 ? /** @type {any} */ (null) : response.json();
-}
+};
 
-/** @type {<P extends keyof Api["GET"] & string>(path: P, given?: Given<Api["GET"][P]>) => Promise<Response<Api["GET"][P]>>} */
-export const read = (path, given = /** @type {any} */ ({})) => call("GET", path, given);
-/** @type {<P extends keyof Api["POST"] & string>(path: P, given?: Given<Api["POST"][P]>) => Promise<Response<Api["POST"][P]>>} */
-export const post = (path, given = /** @type {any} */ ({})) => call("POST", path, given);
+/** @type {import("../../../tests/browser/console.d.ts").Read} */
+export const read = (path, given) => call("GET", path, given);
+/** @type {import("../../../tests/browser/console.d.ts").Post} */
+export const post = (path, given) => call("POST", path, given);
 
 /** @returns {Promise<unknown>} */
 export const pause = (ms, ...signals) => new Promise((resolve) => {

@@ -45,15 +45,8 @@ const whose = (key) => Promise.all([read("/whoami", { key }), read("/console/sum
 		if (![401, 403].includes(error.status)) throw error;
 	});
 
-/** What a sign-in knows: gone with it. */
-const nothing = () => ({
-	/** Accounts by identifier, in full as far as they were read. @type {Map<string, any>} */
-	accounts: new Map(),
-	/** Sessions by identifier, for the events that name them. @type {Map<string, any>} */
-	sessions: new Map(),
-	/** How each entry of the history was left: how far it was scrolled, and which rows were open. @type {Map<unknown, { top: number, open: string[] }>} */
-	left: new Map(),
-});
+/** What a sign-in knows: accounts and sessions by identifier, and how each entry of the history was left. */
+const nothing = () => ({ accounts: new Map(), sessions: new Map(), left: new Map() });
 
 /** The console: who is signed in, the frame around each page, and what its pages share. */
 export class App extends Component {
@@ -64,7 +57,8 @@ export class App extends Component {
 	me = /** @type {any} */ ({});
 	isAsking = false;
 	isGoing = false;
-	/** @type {Page | null} */
+	isNew = false;
+	/** The page that is shown. @type {any} */
 	page = null;
 	/** The server's time: on a test chain it may stand still. */
 	now = () => Date.now();
@@ -171,7 +165,8 @@ export class App extends Component {
 			const [me, summary] = await Promise.all([read("/whoami"), read("/console/summary")]);
 			this.known = nothing();
 			this.me = { ...me, isConsole: sessionStorage[KEY].startsWith("ap_console_") };
-			this.summaryAtStart = this.take(summary);
+			this.take(summary);
+			this.isNew = true;
 			this.signedIn.abort();
 			this.signedIn = new AbortController();
 			this.setState({ phase: "page", why: "", isStreaming: null });
@@ -189,14 +184,10 @@ export class App extends Component {
 		}
 	}
 
-	/** The newest summary, until the page that it was read for has used it. @type {any} */
-	summaryAtStart = null;
-
-	/** Read the summary, which has the frame's numbers and the server's time. */
+	/** Read the summary, which has the frame's numbers and the server's time; the first page has that of the sign-in. */
 	async readSummary(signal) {
-		const summary = this.summaryAtStart ?? this.take(await read("/console/summary", { signal }));
-		this.summaryAtStart = null;
-		return summary;
+		if (!this.isNew) this.take(await read("/console/summary", { signal }));
+		this.isNew = false;
 	}
 
 	take(summary) {
@@ -204,7 +195,6 @@ export class App extends Component {
 		// The browser's clock may be wrong.
 		this.now = () => (summary.is_clock_manual ? now : now + performance.now() - since);
 		this.setState({ summary });
-		return summary;
 	}
 
 	route() {
@@ -214,7 +204,7 @@ export class App extends Component {
 		history.replaceState(entry, "");
 		const [path, search] = location.hash.slice(2).split("?"), [wanted, id = ""] = path.split("/");
 		const [name, label, content, letter] = [...PAGES, ...OTHERS].find(([name]) => name === wanted) ?? PAGES[0];
-		const place = { entry, name: letter ? name : "overview", label, content, id: readable(id), asked: Object.fromEntries(new URLSearchParams(search)), left: left.get(entry) };
+		const place = { entry, name: letter ? name : "overview", label, content, id, asked: Object.fromEntries(new URLSearchParams(search)), left: left.get(entry) };
 		this.setState(({ turns }) => ({ place, turns: turns + 1 }));
 	}
 
@@ -353,17 +343,8 @@ export class App extends Component {
 			h("nav", { "aria-label": "Pages" }, this.pages().map(([name, label, , , path]) =>
 				h("a", { href: `#/${name}`, "data-page": name, "aria-current": place.name === name && "page" }, icon(path), h("span", label), h("span.count", counts[name] || "")))),
 			h("section.strip", { "aria-label": "Health" }, h("ul", strip(summary, me.is_test_money)), h("span", `Times in ${ZONE}`)),
-			h(Page, { key: `${place.entry} ${turns}`, ref: (page) => { this.page = page; }, app: this, place }),
+			h(Page, { key: turns, app: this, place }),
 		];
-	}
-}
-
-/** A part of an address; one that means nothing stays as it is. */
-function readable(text) {
-	try {
-		return decodeURIComponent(text);
-	} catch {
-		return text;
 	}
 }
 

@@ -14,7 +14,7 @@ export function deliveries({ app, asked: { id = "", webhook_id, needs_attention:
 	];
 	const replayAll = async ({ since }) => {
 		const { replayed, earliest_at: earliest, has_more } = await post("/console/deliveries/replay", { body: { since: instant(since), webhook_id } });
-		return `${replayed} replayed${earliest ? `, created from ${momentText(earliest, app.now())} on` : ""}.${has_more ? " There are more." : ""}`;
+		return `${replayed} replayed${earliest ? `, created from ${momentText(earliest, app)} on` : ""}.${has_more ? " There are more." : ""}`;
 	};
 	const replayOne = (it) => change("Replay", async () => [
 		h("p", it.event_type, " ", code(it.event_id)),

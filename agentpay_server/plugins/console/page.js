@@ -1,16 +1,11 @@
 // @ts-check
 
 import { at, pause, send } from "./api.js";
-import { Component, createContext, useContext, useEffect, useLayoutEffect, useRef, useState } from "./preact.js";
-import { $, button, code, field, form, h, link, plain, quiet, said, singular, useApp } from "./ui.js";
+import { Component, useEffect, useLayoutEffect, useRef, useState } from "./preact.js";
+import { $, button, code, field, form, h, link, plain, quiet, said, singular, useApp, using } from "./ui.js";
 
 const PAUSE_MS = 1000, POLL_MS = 4000, QUIET_POLL_MS = 15000;
 const PLACES = "a[href], button, summary, input, select";
-
-/** The page around a component. @type {any} */
-const Here = createContext(null);
-/** @returns {Page} */
-export const usePage = () => useContext(Here);
 
 /**
  * A page of the console, from when it is opened until it is left. It reads all its parts again after each change and
@@ -24,12 +19,16 @@ export class Page extends Component {
 	/** The keys of the rows that are open. @type {Set<string>} */
 	open = new Set(this.props.place.left?.open);
 	state = { title: this.props.place.label, problem: "", isBusy: true };
-	id = this.props.place.id;
-	/** The query of its address. @type {Record<string, string>} */
+	/** @type {Record<string, string>} */
 	asked = this.props.place.asked;
 	/** @type {import("./app.js").App} */
 	app = this.props.app;
 	reload = () => {};
+
+	constructor(props) {
+		super(props);
+		this.app.page = this;
+	}
 
 	componentDidMount() {
 		scrollTo(0, 0);
@@ -39,15 +38,11 @@ export class Page extends Component {
 
 	componentWillUnmount() {
 		this.leaving.abort();
+		if (this.app.page === this) this.app.page = null;
 	}
 
 	/** Read a path, and the names of accounts in what it returns. @type {typeof import("./api.js").read} */
 	get = (path, given) => this.app.get(path, { .../** @type {any} */ (given), signal: this.signal });
-
-	/** Give the page the name of what it shows. */
-	entitle(title) {
-		this.setState({ title });
-	}
 
 	/** Read a part with the page, from now on. */
 	join(load) {
@@ -87,7 +82,7 @@ export class Page extends Component {
 	render({ place, app }, { title, problem, isBusy }) {
 		document.title = `${plain(title)} · agentpay console`;
 		return h("main", h("h1", { tabindex: -1 }, h("bdi", title)), h("p.problem", { role: "alert" }, problem),
-			h("div.page", { "aria-busy": isBusy && "true" }, h(Here.Provider, { value: this }, h(place.content, { app, page: this, id: place.id, asked: place.asked }))));
+			h("div.page", { "aria-busy": isBusy && "true" }, h(place.content, { app, page: this, id: place.id, asked: place.asked })));
 	}
 }
 
@@ -105,7 +100,7 @@ function keepFocus() {
 
 /** What `work` reads, with the page and as often as it; undefined until then. */
 export function useLoad(work) {
-	const page = usePage(), [found, show] = useState(/** @type {any} */ (undefined)), latest = useRef(work);
+	const { page } = useApp(), [found, show] = useState(/** @type {any} */ (undefined)), latest = useRef(work);
 	latest.current = work;
 	useLayoutEffect(() => page.join(async () => {
 		const found = await latest.current(page);
@@ -118,50 +113,35 @@ export function useLoad(work) {
 export const part = (work, render) => h(Part, { work, render });
 
 function Part({ work, render }) {
-	const found = useLoad(work), app = useApp(), page = usePage();
-	return h("div", found && render(found, app, page));
+	const found = useLoad(work), app = useApp();
+	return h("div", found && render(found, app));
 }
 
-/** One object of the server. */
+/** One object of the server. @type {import("../../../tests/browser/console.d.ts").ReadPart} */
 export const one = (path, given, render) => part((page) => page.get(path, given), render);
 
 /** Names the page by what it shows. */
 export function Title({ text }) {
-	const page = usePage();
-	useLayoutEffect(() => page.entitle(text), [text]);
+	const { page } = useApp();
+	useLayoutEffect(() => page.setState({ title: text }), [text]);
 	return null;
 }
 
 /** A button whose dialog names what it changes; `work` gets the values of its fields, and may return what follows it. */
-export const change = (label, body, work, options = {}) => h(Change, { label, body, work, options });
-
-function Change({ label, body, work, options }) {
-	const app = useApp(), { action = label, title = `${action}?`, look = "danger", typed, wide, ...attributes } = options;
+export const change = (label, body, work, options = {}) => using((app) => {
+	const { action = label, title = `${action}?`, look = "danger", typed, wide, ...attributes } = options;
 	return button(`${label}…`, () => app.act(async () => {
 		const content = typeof body === "string" ? h("p", body) : await body(app);
 		const done = await app.ask({ title, action, typed, look: look || "primary", wide, work: (given) => work(given, app) }, content);
 		return typeof done === "function" ? done() : done;
 	}), { class: look, ...attributes });
-}
+});
 
 /** A button that changes something at once. */
-export const does = (label, work, done, attributes) => h(Does, { label, work, done, attributes });
+export const does = (label, work, done, attributes) => using((app) => button(label, () => app.act(() => work(app), done), attributes));
 
-function Does({ label, work, done, attributes }) {
-	const app = useApp();
-	return button(label, () => app.act(() => work(app), done), attributes);
-}
-
-export const named = (id) => h(Named, { id });
-function Named({ id }) {
-	const { name } = useApp().accountOf(id);
-	return name ? said(name) : code(id);
-}
-
-export const party = (id) => h(Party, { id });
-function Party({ id }) {
-	return useApp().accountOf(id).name ? h("a.party", { href: `#/accounts/${id}`, title: id }, named(id)) : code(id);
-}
+export const named = (id) => using((app) => (app.accountOf(id).name ? said(app.nameOf(id)) : code(id)));
+export const party = (id) => using((app) => (app.accountOf(id).name ? h("a.party", { href: `#/accounts/${id}`, title: id }, said(app.nameOf(id))) : code(id)));
 
 /** Who used a key: its name, or whose agent it is. */
 export const keyName = ({ key_id: id, key_name: name, key_account_id: account }) =>
@@ -198,6 +178,7 @@ function Picker({ label, name, required = false, value = "", any = false, ...pro
 		seek();
 	};
 	const left = () => {
+		if (!chosen.current) return;
 		const exact = matches.filter((it) => it.name === input.current.value.trim());
 		if (!chosen.current.value && exact.length === 1) pick(exact[0]);
 		if (!input.current.value && chosen.current.value && !any) choose("", "");
@@ -244,16 +225,14 @@ const askedOf = ({ back, sort, shown, by, id, origin, ...others }) => inTime(oth
 /** What narrows a list in no way that somebody typed. */
 const NO_FILTERS = ["cursor", "back", "sort", "shown", "needs_attention", "by"];
 
-export const filters = (fields) => h(Filters, { fields });
-
-function Filters({ fields }) {
-	const { asked } = usePage(), isFiltered = Object.keys(asked).some((name) => !NO_FILTERS.includes(name));
+export const filters = (fields) => using(({ page }) => {
+	const { asked } = page, isFiltered = Object.keys(asked).some((name) => !NO_FILTERS.includes(name));
 	const go = (given) => { location.hash = here(given); };
 	const inputs = Object.entries(fields).map(([name, [label, props]]) => (props.picks
 		? picker(label, name, { value: asked[name], placeholder: "Name" }) : field(label, name, { ...props, value: asked[name] })));
 	return h("details.filters", { open: innerWidth > 760 || isFiltered }, h("summary", "Filters"),
 		form("fields", go, { change: (event) => event.currentTarget.requestSubmit() }, asked.sort && h("input", { type: "hidden", name: "sort", value: asked.sort }), inputs));
-}
+});
 
 /** The first page of a list in another order. */
 const inOrder = (asked, sort) => here({ ...asked, sort, cursor: "", back: "" });
@@ -278,7 +257,7 @@ function sorter(heads, asked) {
 
 /** Several rows at once: which are picked by their checkboxes, with Shift a range, and the bar with one action on them. */
 function usePicks(items, keyOf, pick) {
-	const app = useApp(), { signal } = usePage(), [keys, choose] = useState(/** @type {any[]} */ ([])), last = useRef(null);
+	const app = useApp(), { signal } = app.page, [keys, choose] = useState(/** @type {any[]} */ ([])), last = useRef(null);
 	if (!pick) return { boxOf: () => null, bar: null };
 	const { verb, done, what, effect, look, label, each, allows = () => true } = pick, some = (number) => `${number} ${number === 1 ? singular(what) : what}`;
 	const able = items.filter(allows), chosen = able.filter((it) => keys.includes(keyOf(it)));
@@ -331,19 +310,13 @@ function useHeld(rows, end, isHolding, keyOf, element) {
  * A list that stays current: one page of the API. A `row` is an element, or cells, which stand in the columns `cols`
  * below `heads`. `present` may change what is drawn; `grows` shows more below instead of another page; `holds` lets new
  * rows wait while others are read; `pick` lets several rows be picked for one action. `asked` replaces the page's query.
- * @template {keyof import("./api.js").Api["GET"] & string} P
- * @template {object} [R=import("./api.js").Item<import("./api.js").Api["GET"][P]>]
- * @param {{
- *   path: P, query?: import("./api.js").Given<import("./api.js").Api["GET"][P]>["query"], asked?: {}, row: (it: R, app: import("./app.js").App) => any, fold?: (it: R, app: any) => any,
- *   present?: (items: import("./api.js").Item<import("./api.js").Api["GET"][P]>[], isMore: boolean, page: Page) => R[] | Promise<R[]>, keyOf?: (it: R) => any,
- *   none?: string[], heads?: any[], cols?: string, look?: string, exports?: string, grows?: boolean, holds?: boolean, pick?: any,
- * }} given
+ * @type {import("../../../tests/browser/console.d.ts").List}
  */
 export const list = (given) => h(List, given);
 
 function List({ path, query, look = "", row, fold, none, heads, cols, asked: own, grows = false, holds = false, exports = "", pick = null, present = (items, isMore, page) => items, keyOf = (item) => Object.values(item)[0] }) {
-	const page = usePage(), asked = own ?? page.asked, given = { limit: 50, ...askedOf(asked), ...query }, table = useRef(null), element = useRef(null);
-	const { rows = [], isMore = false, cursor = "" } = useLoad(async () => {
+	const { page } = useApp(), asked = own ?? page.asked, given = { limit: 50, ...askedOf(asked), ...query }, table = useRef(null), element = useRef(null);
+	const found = useLoad(async () => {
 		let items = /** @type {any[]} */ ([]), { cursor } = given, isMore = true;
 		while (isMore && items.length < (grows ? Number(asked.shown ?? 50) : 1)) {
 			const { data, ...found } = /** @type {any} */ (await page.get(path, { query: { ...given, cursor } }));
@@ -351,7 +324,7 @@ function List({ path, query, look = "", row, fold, none, heads, cols, asked: own
 			({ cursor, has_more: isMore } = found);
 		}
 		return { rows: await present(items, isMore, page), isMore, cursor };
-	}) ?? {};
+	}), { rows, isMore, cursor } = found ?? { rows: [], isMore: false, cursor: "" };
 	const { shown, fresh } = useHeld(rows, isMore ? rows.at(-1)?.at ?? "" : "", holds, keyOf, element), { boxOf, bar } = usePicks(shown, keyOf, pick);
 	useLayoutEffect(() => {
 		const digits = [...table.current.querySelectorAll(".number .usdc")].map((each) => Number(each.dataset.digits));
@@ -363,7 +336,7 @@ function List({ path, query, look = "", row, fold, none, heads, cols, asked: own
 		? h("li.empty", h("p", "Nothing matches these filters."), h("p", link(location.hash.split("?")[0], "Clear the filters")))
 		: none && h("li.empty", h("p", none[0]), none[1] && h("code", none[1]));
 	const body = h(`ul.rows${look}${heads ? "" : ".card"}`, { ref: heads ? element : (it) => { element.current = table.current = it; } },
-		shown.map((item) => h(Row, { key: keyOf(item), name: keyOf(item), item, row, fold, isPicking: Boolean(pick), box: boxOf(item) })), !page.state.isBusy && !shown.length && empty);
+		shown.map((item) => h(Row, { key: keyOf(item), name: keyOf(item), item, row, fold, isPicking: Boolean(pick), box: boxOf(item) })), found && !shown.length && empty);
 	return [
 		fresh,
 		heads ? h("div.card.listing", { ref: table, style: { "--cols": pick ? `1.25rem ${cols}` : cols } }, sorter(heads, asked),
@@ -377,7 +350,7 @@ function List({ path, query, look = "", row, fold, none, heads, cols, asked: own
 
 /** A row: an element that `row` makes of its item, or its cells, and what it unfolds. */
 function Row({ name, item, row, fold, isPicking, box }) {
-	const app = useApp(), { open } = usePage(), [isOpen, unfold] = useState(open.has(name)), made = row(item, app);
+	const app = useApp(), { open } = app.page, [isOpen, unfold] = useState(open.has(name)), made = row(item, app);
 	if (!Array.isArray(made)) return made;
 	const cells = made.map((cell) => (cell?.constructor === undefined && cell?.type ? cell : h(Array.isArray(cell) ? "span.grow" : "span", cell)));
 	const toggle = ({ currentTarget: { open: isOn } }) => {
@@ -391,10 +364,7 @@ function Row({ name, item, row, fold, isPicking, box }) {
 }
 
 /** Buttons that save the whole list under its filters, as the server prints it. */
-export const exporter = (path, /** @type {any} */ { limit, cursor, ...query }, name, label = "Export") => h(Exporter, { path, query, name, label });
-
-function Exporter({ path, query, name, label }) {
-	const app = useApp();
+export const exporter = (path, /** @type {any} */ { limit, cursor, ...query }, name, label = "Export") => using((app) => {
 	const save = (kind, type, end) => button(kind, () => app.report(async () => {
 		app.tell("Reading the list…");
 		const response = await send("GET", path, { query, headers: { Accept: type } });
@@ -407,4 +377,4 @@ function Exporter({ path, query, name, label }) {
 		return `${file} is complete.`;
 	}), { "aria-label": `${label} as ${kind}` });
 	return h("span.exports", quiet(label), save("CSV", "text/csv", "csv"), save("JSON", "application/jsonl", "jsonl"));
-}
+});

@@ -6,6 +6,9 @@ import { createContext, h as create, useContext, useLayoutEffect, useRef, useSta
 export const Root = createContext(null);
 /** @returns {import("./app.js").App} */
 export const useApp = () => useContext(Root);
+/** What is drawn with what pages share. `render` uses no hook. */
+export const using = (render) => h(Using, { render });
+const Using = ({ render }) => render(useApp());
 
 const is = (value) => (value ?? false) !== false;
 
@@ -101,14 +104,13 @@ export const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
 const CLOCK = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 
-export const moment = (iso) => (iso ? h(Moment, { iso }) : quiet("–"));
-const dayOf = (at, now) => (DAY.format(at) === DAY.format(now) ? "" : `${DAY.format(at)}, `);
 /** A moment in words, with its day unless that is today on the server. */
-export const momentText = (iso, now) => dayOf(new Date(iso), now) + CLOCK.format(new Date(iso));
-
-function Moment({ iso }) {
-	return h("time", { datetime: iso, title: iso }, momentText(iso, useApp().now()));
+export function momentText(iso, app) {
+	const at = new Date(iso), day = DAY.format(at);
+	return day === DAY.format(app.now()) ? CLOCK.format(at) : `${day}, ${CLOCK.format(at)}`;
 }
+
+export const moment = (iso) => (iso ? using((app) => h("time", { datetime: iso, title: iso }, momentText(iso, app))) : quiet("–"));
 
 const UNITS = { days: 86400000, h: 3600000, min: 60000, s: 1000 };
 
@@ -129,28 +131,16 @@ export const facts = (labelled, show = (value) => value) => h("dl.facts", Object
 export const changes = (before, after, show = (_, value) => valueOf(value)) => {
 	const names = [...new Set([...Object.keys(before ?? {}), ...Object.keys(after ?? {})])]
 		.filter((name) => JSON.stringify(before?.[name]) !== JSON.stringify(after?.[name]));
-	const heads = ["Field", "Before", "After"];
-	return names.length ? table(heads, h("tbody", names.map((name) =>
-		h("tr", cells(heads, [words(name), before ? show(name, before[name]) : quiet("–"), after ? show(name, after[name]) : quiet("–")])))))
-		: quiet("Nothing changes.");
+	return names.length ? h("table", h("thead", h("tr", ["Field", "Before", "After"].map((head) => h("th", { scope: "col" }, head)))), h("tbody", names.map((name) =>
+		h("tr", h("td", words(name)), [before, after].map((it) => h("td", it ? show(name, it[name]) : quiet("–"))))))) : quiet("Nothing changes.");
 };
 
 const valueOf = (value) => (value === undefined || value === null ? quiet("none") : typeof value === "object" ? h("code", JSON.stringify(value)) : said(String(value)));
 
 export const fields = (it, names) => facts(Object.fromEntries(names.split(" ").map((name) => [name, it[name]])), whole);
 
-/** A table whose cells keep their heads on a phone. `heads` are texts, or pairs of a text and a look. */
-export const table = (heads, rows) => h("table", h("thead", h("tr", heads.map((head) => cell("th", head)))), rows);
-
 /** A plural in the singular. */
 export const singular = (noun) => noun.replace(/ies$/, "y").replace(/s$/, "");
-
-const cell = (tag, head, ...content) => {
-	const [text, look = ""] = [head].flat();
-	return h(look ? `${tag}.${look}` : tag, tag === "th" ? { scope: "col" } : { "data-head": text }, tag === "th" ? text : content);
-};
-
-export const cells = (heads, values) => heads.map((head, i) => cell("td", head, values[i] ?? ""));
 
 const LOOKS = {
 	settled: "ok", delivered: "ok", active: "ok", pending_approval: "warn", retrying: "warn", paused: "warn", low: "warn",
@@ -205,7 +195,6 @@ export function Dialog({ title, action, look = "primary", typed = "", cancel = "
 		if (!$("label:not(.typed)", current)) back?.focus();
 		return () => end("");
 	}, []);
-	useLayoutEffect(() => { $("[aria-invalid]", box.current)?.focus(); }, [faults]);
 	const submit = async (event) => {
 		if (!work) return;
 		event.preventDefault();
@@ -219,7 +208,9 @@ export function Dialog({ title, action, look = "primary", typed = "", cancel = "
 		} catch (error) {
 			if (!current.open) return;
 			running.current = null;
-			blame(faultsOf(content, error));
+			const found = faultsOf(content, error);
+			blame(found);
+			content.elements[Object.keys(found.faults)[0]]?.focus();
 		}
 	};
 	const close = () => end(work ? running.current ?? "" : box.current.returnValue && valuesOf($("form", box.current)));
@@ -241,12 +232,7 @@ function faultsOf(content, { message = "", summary = message, details = [] }) {
 	return { faults, text: [details.length && !others.length ? "" : summary, ...others.map((it) => `${it.field} ${it.message}`)].join(" ").trim() };
 }
 
-export const copies = (label, text, look = "") => h(Copies, { label, text, look });
-
-function Copies({ label, text, look }) {
-	const app = useApp();
-	return button(label, async () => {
-		const outcome = await navigator.clipboard?.writeText(text).then(() => "Copied.", () => "");
-		app.tell(outcome || "The browser does not allow copying.");
-	}, { class: look });
-}
+export const copies = (label, text, look = "") => using((app) => button(label, () => app.report(async () => {
+	await navigator.clipboard.writeText(text).catch(() => { throw new Error("The browser does not allow copying."); });
+	return "Copied.";
+}), { class: look }));
