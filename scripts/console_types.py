@@ -1,7 +1,7 @@
 """Makes the types of the console's requests of the OpenAPI documents, for `generate.py`.
 
-Each path has the types of its parameters, its query, its body and its response, so that `tsc` finds a wrong name in
-the console's modules. Paths of extensions are without their prefix, as `api.js` takes them.
+Each path has the types of its parameters, its query, its body and its response, so that `tsc` finds a wrong
+name in the console's modules. Paths of extensions are without their prefix, as `api.js` takes them.
 """
 
 import json
@@ -58,7 +58,8 @@ def _operation(operation: dict[str, Any]) -> str:
     for place, name in (("path", "params"), ("query", "query")):
         given = [each for each in operation.get("parameters", []) if each["in"] == place]
         if given:
-            fields = (f"{each['name']}{'' if place == 'path' else '?'}: {_type(each['schema'])}" for each in given)
+            mark = "" if place == "path" else "?"
+            fields = (f"{each['name']}{mark}: {_type(each['schema'])}" for each in given)
             parts[name] = f"{{ {'; '.join(fields)} }}"
     body = operation.get("requestBody", {}).get("content", {}).get("application/json")
     if body:

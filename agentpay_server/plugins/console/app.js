@@ -7,12 +7,11 @@ import { approvals } from "./approvals.js";
 import { bench } from "./bench.js";
 import { deliveries } from "./deliveries.js";
 import { Page } from "./page.js";
-import { Component, render } from "./preact.js";
 import { Search } from "./search.js";
 import { sessions } from "./sessions.js";
 import { timeline } from "./timeline.js";
 import { transfers } from "./transfers.js";
-import { $, button, code, copies, Dialog, facts, field, form, h, link, Root, said, ZONE } from "./ui.js";
+import { $, button, code, Component, copies, Dialog, facts, field, form, h, link, render, Root, said, ZONE } from "./ui.js";
 
 /** Name, title, content, key after `g`, icon. @type {any[][]} */
 const PAGES = [

@@ -1,8 +1,7 @@
 // @ts-check
 
 import { at, pause, send } from "./api.js";
-import { Component, useEffect, useLayoutEffect, useRef, useState } from "./preact.js";
-import { $, button, code, field, form, h, link, plain, quiet, said, singular, useApp, using } from "./ui.js";
+import { $, button, code, Component, field, form, h, link, plain, quiet, said, singular, useApp, useEffect, useLayoutEffect, useRef, useState, using } from "./ui.js";
 
 const PAUSE_MS = 1000, POLL_MS = 4000, QUIET_POLL_MS = 15000;
 const PLACES = "a[href], button, summary, input, select";

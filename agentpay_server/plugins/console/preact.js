@@ -1,5 +1,6 @@
+// @ts-nocheck
 /*!
- * htm 3.1.1 (https://github.com/developit/htm), preact/standalone.module.js, with Preact X (https://preactjs.com).
+ * preact/standalone.module.js of the npm package htm 3.1.1, which has Preact in it; only this comment was added.
  * htm: Copyright 2018 Google Inc., Apache License 2.0. Preact: Copyright (c) 2015-present Jason Miller, MIT License:
  *
  * Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated

@@ -1,7 +1,6 @@
 // @ts-check
 
-import { useEffect, useLayoutEffect, useRef, useState } from "./preact.js";
-import { badge, balanceOf, code, h, link, moment, quiet, said, useApp, usdc } from "./ui.js";
+import { badge, balanceOf, code, h, link, moment, quiet, said, usdc, useApp, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
 const WAIT_MS = 120;
 

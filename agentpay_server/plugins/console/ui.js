@@ -1,6 +1,9 @@
 // @ts-check
 
-import { createContext, h as create, useContext, useLayoutEffect, useRef, useState } from "./preact.js";
+import * as preact from "./preact.js";
+
+export const { Component, render, useEffect, useLayoutEffect, useRef, useState } = /** @type {typeof import("../../../tests/browser/preact.d.ts")} */ (/** @type {any} */ (preact));
+const { createContext, h: create, useContext } = preact;
 
 /** The root of the console, which has what its pages share: see `app.js`. @type {any} */
 export const Root = createContext(null);
