@@ -1,7 +1,7 @@
 // @ts-nocheck
 /*!
  * preact/standalone.module.js of the npm package htm 3.1.1, which has Preact in it; only this comment was added.
- * htm: Copyright 2018 Google Inc., Apache License 2.0. Preact: Copyright (c) 2015-present Jason Miller, MIT License:
+ * htm: Copyright 2018 Google Inc., Apache License 2.0, www.apache.org/licenses/LICENSE-2.0. Preact: Copyright (c) 2015-present Jason Miller, MIT License:
  *
  * Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
  * documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
