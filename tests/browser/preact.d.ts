@@ -3,7 +3,7 @@ export function h(type: unknown, props?: object | null, ...children: unknown[]):
 export function render(node: unknown, parent: Element): void;
 export function createContext(value: unknown): any;
 export function useContext(context: unknown): any;
-export function useState<S>(initial: S): [S, (next: S | ((before: S) => S)) => void];
+export function useState<S>(initial: S | (() => S)): [S, (next: S | ((before: S) => S)) => void];
 export function useRef<T>(initial: T): { current: T };
 export function useRef(initial: null): { current: any };
 export function useEffect(effect: () => unknown, inputs?: unknown[]): void;

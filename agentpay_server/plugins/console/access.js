@@ -3,7 +3,7 @@
 import { call, post } from "./api.js";
 import { accountField, change, does, filters, keyName, list, named, party, picker } from "./page.js";
 import { EVENTS, REGISTER, TIMES } from "./timeline.js";
-import { badge, changes, check, code, facts, field, h, json, lines, link, moment, quiet, said, singular, span, subject, usdc, words } from "./ui.js";
+import { badge, changes, check, code, facts, field, h, json, lines, link, moment, quiet, said, singular, span, subject, SUM, usdc, words } from "./ui.js";
 
 const AGENT_KEYS = "/console/agent-keys", OPERATOR_KEYS = "/console/operator-keys";
 const revoke = (/** @type {typeof AGENT_KEYS | typeof OPERATOR_KEYS} */ path, { key_id }) => call("DELETE", `${path}/{key_id}`, { key_id });
@@ -22,7 +22,7 @@ const KEYS = { row: keyRow, heads: ["Name", "For", "Key", "Created", ["", "end"]
 
 const newKey = (fields) => change("New agent key", () => [fields, field("Name", "name", { maxlength: 100 }),
 	field("Expires after seconds", "expires_in", { inputmode: "numeric", pattern: "[0-9]+" }),
-	field("Most it may spend, USDC", "max_total_usdc", { inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?" })],
+	field("Most it may spend, USDC", "max_total_usdc", SUM)],
 async ({ account_id, name, expires_in, max_total_usdc }, app) => {
 	const body = { account_id, name: name || undefined, expires_in: expires_in ? Number(expires_in) : undefined, max_total_usdc: max_total_usdc || undefined };
 	const created = await post(AGENT_KEYS, { body });

@@ -1,12 +1,12 @@
 // @ts-check
 
 import { keyList } from "./access.js";
-import { at, call, post, read, send } from "./api.js";
+import { at, call, post, send } from "./api.js";
 import { chart } from "./chart.js";
-import { change, filters, list, named, part, party, picker, Title } from "./page.js";
+import { change, filters, list, named, one, part, party, payeesOf, picker, titled } from "./page.js";
 import { TIMES } from "./timeline.js";
 import {
-	badge, balanceOf, big, button, changes, check, code, copies, facts, field, h, lines, link, meter, moment, money, quiet, said, STAY, subject, usdc, words, ZONE,
+	badge, balanceOf, big, changes, check, code, copies, facts, field, h, lines, link, meter, moment, money, quiet, said, STAY, subject, SUM, usdc, whole, words, ZONE,
 } from "./ui.js";
 
 const HOUR = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
@@ -57,8 +57,6 @@ function spent({ spent_usdc: spent, reserved_usdc: reserved, remaining_usdc: lef
 	return meter(`${usdc(spent)} of ${usdc(limit)} spent, ${usdc(reserved)} of it reserved`, limit, { spent: Math.max(0, spent - reserved), reserved });
 }
 
-const SUM = { inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?" };
-
 /** The fields of a policy's rules of one kind, and what is given in them. */
 const rulesOf = (app, kind) => app.state.summary.policy_rules.filter((it) => it.kind === kind);
 const policyFields = (app, kind, policy) => rulesOf(app, kind).map((each) => FIELDS[kind](each, policy[each.name]));
@@ -77,7 +75,7 @@ const VALUES = {
 	flag: (given) => given !== undefined,
 };
 
-export const newAccount = () => change("New account", (app) => [nameField({ required: true }), h("div.two", policyFields(app, "amount", {}))], async ({ name, ...given }, app) => {
+export const newAccount = () => change("New account", (app) => [field("Name", "name", { maxlength: 100, required: true }), h("div.two", policyFields(app, "amount", {}))], async ({ name, ...given }, app) => {
 	const limits = policyOf(app, "amount", given, {}), { account_id: id } = await post("/v1/accounts", { body: { name } });
 	const failed = Object.values(limits).some((limit) => limit !== null) && await put(id, limits).then(() => null, ({ message }) => message);
 	location.hash = `#/accounts/${id}`;
@@ -107,33 +105,29 @@ function suspended({ account_id: id, name, signing_stopped_at: since, suspension
 			() => post("/console/accounts/{account_id}/allow-signing", { account_id: id }).then(() => `${name} signs again.`), { title: `Unblock ${name}?`, action: "Unblock" }));
 }
 
-const budget = (it) => [it.balance_usdc === null ? h("p.amount", quiet("Balance unknown: the chain does not respond")) : big(it.balance_usdc), it.signing_stopped_at && suspended(it),
-it.remaining_usdc === null ? h("p.quiet", `${usdc(it.spent_usdc)} spent in 24 h${held(it)}, no daily limit`) : limited(it)];
+const held = (it) => (Number(it.reserved_usdc) ? `, ${usdc(it.reserved_usdc)} of it reserved` : "");
 
-const held = ({ reserved_usdc: reserved }) => (Number(reserved) ? `, ${usdc(reserved)} of it reserved` : "");
-
-function limited({ spent_usdc: spent, reserved_usdc: reserved, remaining_usdc: left, policy: { max_daily_spend: limit }, ...it }) {
-	const text = `${usdc(left)} left of ${usdc(limit)} a day`;
+function budget(it) {
+	const { spent_usdc: spent, reserved_usdc: reserved, remaining_usdc: left, policy: { max_daily_spend: limit } } = it, text = `${usdc(left)} left of ${usdc(limit)} a day`;
 	return [
-		meter(`${text}: ${usdc(spent)} spent, ${usdc(reserved)} of it reserved`, limit, { spent: spent - reserved, reserved }),
-		h("p", text, quiet(held({ reserved_usdc: reserved })), it.next_release_at && quiet(` · +${usdc(it.next_release_usdc)} at `, moment(it.next_release_at))),
+		it.balance_usdc === null ? h("p.amount", quiet("Balance unknown: the chain does not respond")) : big(it.balance_usdc), it.signing_stopped_at && suspended(it),
+		left === null ? h("p.quiet", `${usdc(spent)} spent in 24 h${held(it)}, no daily limit`) : [
+			meter(`${text}: ${usdc(spent)} spent, ${usdc(reserved)} of it reserved`, limit, { spent: spent - reserved, reserved }),
+			h("p", text, quiet(held(it)), it.next_release_at && quiet(` · +${usdc(it.next_release_usdc)} at `, moment(it.next_release_at))),
+		],
 	];
 }
 
-const ruleFacts = (app, policy) => facts(Object.fromEntries(app.state.summary.policy_rules.map((each) => [each.label, rule(app, each.name, policy[each.name])])));
-
-export const account = ({ app, page, id, asked }) => [
-	part(() => page.get("/console/accounts/{account_id}", { account_id: id }), (it) => [
-		h(Title, { text: it.name }),
-		h("div.two",
+export const account = ({ app, id, asked }) => [
+	one("/console/accounts/{account_id}", { account_id: id }, (it) => [
+		titled(it.name), h("div.two",
 			h("div.card",
-				h("div.head", h("span.grow", quiet(said(it.handle))), standing(it)), budget(it),
-				h("dl.facts", h("dt", "Account"), h("dd", code(it.account_id), " ", copies("Copy id", it.account_id, "tiny")),
-					h("dt", "Address"), h("dd", h("code", it.chain_address)),
-					h("dt", "USDC account"), h("dd", h("code", it.usdc_token_account)),
-					h("dt", "Created"), h("dd", moment(it.created_at))),
-				h("div.actions", moving(it, app), app.me.is_test_money && funding(it), pausing(it))),
-			h("div.card", h("div.head", h("h2.grow", "Policy"), link(`#/access/audit?account_id=${id}&action=policies.put`, "Its history"), editing(it, app)), ruleFacts(app, it.policy))),
+				h("div.head", h("span.grow", quiet(said(it.handle))), standing(it)), budget(it), facts({
+					Account: [code(it.account_id), " ", copies("Copy id", it.account_id, "tiny")], Address: whole(it.chain_address), "USDC account": whole(it.usdc_token_account), Created: moment(it.created_at),
+				}),
+				h("div.actions", moving(it), app.me.is_test_money && funding(it), pausing(it))),
+			h("div.card", h("div.head", h("h2.grow", "Policy"), link(`#/access/audit?account_id=${id}&action=policies.put`, "Its history"), editing(it)),
+				facts(Object.fromEntries(app.state.summary.policy_rules.map((each) => [each.label, rule(app, each.name, it.policy[each.name])]))))),
 	]),
 	spending(asked, id, () => app.accountOf(id).policy?.max_daily_spend ?? null),
 	keyList(id),
@@ -143,8 +137,11 @@ export const account = ({ app, page, id, asked }) => [
 		path: "/console/transactions", query: { account_id: id }, exports: "history",
 		heads: ["When", "What", "With", ["USDC", "number"], ["", "end"]], cols: "9.5rem 10rem minmax(0, 1fr) 9rem 4rem",
 		none: ["Nothing yet. Let the agent pay:", 'client.transfers.create(from_=…, to=…, amount="1")'],
-		present: (items) => withSellers(items, id),
-		row: (/** @type {import("./api.js").Schemas["Transaction"] & { seller?: string | null }} */ { direction, memo, rejection_reason: reason, transfer_id, session_id, seller, chain_explorer_url: explorer, ...it }) => {
+		present: async (items) => {
+			const sellers = await payeesOf(app, items.filter(isFar).map(subjectOf), { account_id: id });
+			return items.map((it) => ({ ...it, seller: isFar(it) ? sellers.get(subjectOf(it))?.origin : null }));
+		},
+		row: ({ direction, memo, rejection_reason: reason, transfer_id, session_id, seller, chain_explorer_url: explorer, ...it }) => {
 			const isIn = direction === "in";
 			const subject = isIn || !transfer_id ? session_id && `sessions/${session_id}` : `transfers/${transfer_id}`;
 			const whom = seller ? ["to ", said(seller), quiet(" · 402")] : it.counterparty ? [isIn ? "from " : "to ", party(it.counterparty)] : it.type === "deposit" ? "Minted" : words(it.type);
@@ -159,14 +156,10 @@ export const account = ({ app, page, id, asked }) => [
 		},
 	}),
 ];
-/** Sellers of payments and sessions over HTTP 402, whose addresses say nothing. */
-async function withSellers(items, account_id) {
-	const isFar = (it) => it.direction === "out" && it.counterparty && !it.counterparty.startsWith("acct_");
-	if (!items.some(isFar)) return items;
-	const [payments, sessions] = await Promise.all([read("/payments", { query: { account_id, limit: 100 } }), read("/sessions", { query: { account_id, limit: 100 } })]);
-	const sellers = new Map(/** @type {[string | null, string | null][]} */ ([...payments.data.map((it) => [it.transfer_id, it.origin]), ...sessions.data.map((it) => [it.session_id, it.origin])]));
-	return items.map((it) => (isFar(it) ? { ...it, seller: sellers.get(it.transfer_id ?? it.session_id) } : it));
-}
+
+/** Whether an entry pays an address outside, and what its seller is found by. */
+const isFar = (it) => it.direction === "out" && it.counterparty && !it.counterparty.startsWith("acct_");
+const subjectOf = (it) => it.transfer_id ?? it.session_id;
 
 /** A rule of a policy in words: what null means differs from field to field. */
 function rule(app, name, value) {
@@ -199,36 +192,35 @@ const all = (label, effect, /** @type {"pause" | "resume"} */ action, look) => c
 export const resumeAll = () => all("Resume all", "Those that “Pause all” has paused can pay again.", "resume", "");
 export const pauseAll = () => all("Pause all", "Transfers of all accounts are refused from now on.", "pause", "danger");
 
-const editing = ({ account_id: id, name, policy }, app) => button("Edit policy…", () => app.act(async () => {
-	return app.ask({ title: `Policy of ${name}`, action: "Review", wide: true, work: review },
-		h("div.two", policyFields(app, "amount", policy)), policyFields(app, "list", policy), h("div.actions", policyFields(app, "flag", policy)));
-	async function review(given) {
-		const wanted = Object.keys(FIELDS).flatMap((kind) => Object.entries(policyOf(app, kind, given, policy)));
-		const changed = Object.fromEntries(wanted.filter(([each, value]) => JSON.stringify(value) !== JSON.stringify(policy[each])));
-		if (!Object.keys(changed).length) return "Nothing changes.";
-		const before = Object.fromEntries(Object.keys(changed).map((each) => [each, policy[each]]));
-		const isSure = await app.ask({ title: `Change the policy of ${name}?`, action: "Save", wide: true },
-			h("p", "It holds from the next transfer on."), changes(before, changed, (name, value) => rule(app, name, value)));
-		if (!isSure) throw STAY;
-		await put(id, changed);
-		return "The policy is saved.";
-	}
-}));
+const editing = ({ account_id: id, name, policy }) => change("Edit policy", (app) => [
+	h("div.two", policyFields(app, "amount", policy)), policyFields(app, "list", policy), h("div.actions", policyFields(app, "flag", policy)),
+], async (given, app) => {
+	const wanted = Object.keys(FIELDS).flatMap((kind) => Object.entries(policyOf(app, kind, given, policy)));
+	const changed = Object.fromEntries(wanted.filter(([each, value]) => JSON.stringify(value) !== JSON.stringify(policy[each])));
+	if (!Object.keys(changed).length) return "Nothing changes.";
+	const before = Object.fromEntries(Object.keys(changed).map((each) => [each, policy[each]]));
+	const isSure = await app.ask({ title: `Change the policy of ${name}?`, action: "Save", wide: true },
+		h("p", "It holds from the next transfer on."), changes(before, changed, (name, value) => rule(app, name, value)));
+	if (!isSure) throw STAY;
+	await put(id, changed);
+	return "The policy is saved.";
+}, { title: `Policy of ${name}`, action: "Review", look: "", wide: true });
+
 const funding = ({ account_id: id, name }) => change("Fund", () => field("USDC", "amount", { value: "100", required: true, inputmode: "decimal" }),
 	({ amount }) => post("/sandbox/accounts/{account_id}/fund", { account_id: id, body: { amount } }).then(() => `${usdc(amount)} test USDC minted.`),
 	{ title: `Fund ${name} with test USDC?`, action: "Fund", look: "" });
 
 /** Ask what to move, show how the policy judges it, then pay: the same again under the same idempotency key. */
-const moving = ({ account_id: id, name }, app) => button("Move USDC…", () => app.act(() => {
-	const keys = new Map();
-	return app.ask({ title: `Move USDC from ${name}`, action: "Check", work: (given) => move(app, id, name, given, keys) },
-		picker("To", "to", { required: true, any: true }), field("USDC", "amount", { required: true, ...SUM }),
-		field("Memo (optional)", "memo", { maxlength: 200 }));
-}), { class: "primary" });
+function moving({ account_id: id, name }) {
+	const keys = new Map(), fields = () => [
+		picker("To", "to", { required: true, any: true }), field("USDC", "amount", { required: true, ...SUM }), field("Memo (optional)", "memo", { maxlength: 200 }),
+	];
+	return change("Move USDC", fields, (given, app) => move(app, id, name, given, keys), { title: `Move USDC from ${name}`, action: "Check", look: "primary" });
+}
 
 async function move(app, id, name, given, keys) {
 	const body = { from: id, to: given.to, amount: given.amount.trim(), memo: given.memo || undefined };
-	const check = await post("/transfers/check", { body }), decision = check.decision, sum = usdc(body.amount);
+	const check = await post("/transfers/check", { body }), { decision } = check, sum = usdc(body.amount);
 	await app.details([given.to].filter((each) => each.startsWith("acct_")));
 	if (decision === "reject") throw new Error(check.message ?? "The policy refuses it.");
 	const verdict = decision === "escalate" ? h("p.warn", "It waits for approval under Approvals.") : h("p.ok", "The policy allows it.");
@@ -247,4 +239,3 @@ async function move(app, id, name, given, keys) {
 		throw error;
 	}
 }
-const nameField = (props) => field("Name", "name", { maxlength: 100, ...props });

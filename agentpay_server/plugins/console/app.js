@@ -240,15 +240,11 @@ export class App extends Component {
 	/** Ask in a dialog: see `Dialog`. */
 	ask = (asked, ...body) => new Promise((resolve) => {
 		const key = Math.random(), end = (outcome) => {
-			this.setState(({ dialogs }) => ({ dialogs: dialogs.filter((it) => it.key !== key) }), () => this.settle());
+			this.setState(({ dialogs }) => ({ dialogs: dialogs.filter((it) => it.key !== key) }));
 			resolve(outcome);
 		};
 		this.setState(({ dialogs }) => ({ dialogs: [...dialogs, { ...asked, key, body, end }] }));
 	});
-
-	settle() {
-		if (!this.state.dialogs.length) for (const done of this.closed.splice(0)) done();
-	}
 
 	/** What a dialog is about stays where it is: pages are drawn again once no dialog is open. */
 	undisturbed = () => (this.state.dialogs.length ? new Promise((resolve) => { this.closed.push(resolve); }) : Promise.resolve());
@@ -311,6 +307,7 @@ export class App extends Component {
 		this.shown = text;
 		// Before the stream is connected, nothing is known that a change could be told of.
 		if (was && text && was !== text) this.tell(text);
+		if (!this.state.dialogs.length) for (const done of this.closed.splice(0)) done();
 		if (before.phase !== "sign-in" && this.state.phase === "sign-in") $("input")?.focus();
 	}
 

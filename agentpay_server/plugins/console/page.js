@@ -120,10 +120,21 @@ function Part({ work, render }) {
 export const one = (path, given, render) => part((page) => page.get(path, given), render);
 
 /** Names the page by what it shows. */
-export function Title({ text }) {
+export const titled = (title) => h(Titled, { title });
+
+function Titled({ title }) {
 	const { page } = useApp();
-	useLayoutEffect(() => page.setState({ title: text }), [text]);
+	useLayoutEffect(() => page.setState({ title }), [title]);
 	return null;
+}
+
+/** Who is paid over HTTP 402 or in sessions, whose addresses say nothing: by the transfer or session, as far as needed. */
+export async function payeesOf({ known: { sessions }, get }, wanted, query = {}) {
+	if (!wanted.length) return new Map();
+	const [payments, newest] = await Promise.all([get("/payments", { query: { ...query, limit: 100 } }), get("/sessions", { query: { ...query, limit: 100 } })]);
+	const older = wanted.filter((id) => id.startsWith("sess_") && !sessions.has(id) && !newest.data.some((it) => it.session_id === id)).slice(0, 20);
+	for (const it of [...newest.data, ...await Promise.all(older.map((session_id) => get("/sessions/{session_id}", { session_id })))]) sessions.set(it.session_id, it);
+	return new Map([...sessions, ...payments.data.map((it) => [it.transfer_id, it])]);
 }
 
 /** A button whose dialog names what it changes; `work` gets the values of its fields, and may return what follows it. */
@@ -151,7 +162,7 @@ export const picker = (label, name = "account_id", props = {}) => h(Picker, { la
 
 function Picker({ label, name, required = false, value = "", any = false, ...props }) {
 	const app = useApp(), chosen = useRef(null), input = useRef(null), turns = useRef(0), [{ matches, on }, offer] = useState({ matches: /** @type {import("./api.js").Schemas["AccountDetails"][]} */ ([]), on: -1 });
-	const isOpen = matches.length > 0, id = `pick-${name}`;
+	const isOpen = matches.length > 0, [id] = useState(() => `pick-${Math.random()}`);
 	const close = () => offer({ matches: [], on: -1 });
 	const demand = () => input.current?.setCustomValidity(required && !chosen.current.value ? "Choose an account from the list." : "");
 	const choose = (value, text) => {
@@ -174,6 +185,8 @@ function Picker({ label, name, required = false, value = "", any = false, ...pro
 		// An address may be paid without an account.
 		chosen.current.value = any ? input.current.value.trim() : "";
 		demand();
+		// What was found for other text is no choice.
+		close();
 		seek();
 	};
 	const left = () => {

@@ -1,7 +1,7 @@
 // @ts-check
 
 import { post } from "./api.js";
-import { change, filters, list, one, party, Title } from "./page.js";
+import { change, filters, list, one, party, titled } from "./page.js";
 import { badge, big, facts, h, link, meter, moment, quiet, said, usdc, whole, words } from "./ui.js";
 
 export const sessions = ({ id }) => (id ? one("/sessions/{session_id}", { session_id: id }, session) : [
@@ -34,7 +34,7 @@ function charged({ running_total_usdc: total, cap_usdc: cap, status, ...it }) {
 	];
 }
 
-const session = (it, app) => [h(Title, { text: `Session of ${app.nameOf(it.account_id)}` }), h("div.page",
+const session = (it, app) => [titled(`Session of ${app.nameOf(it.account_id)}`), h("div.page",
 	h("div.card", charged(it), it.status === "open" && h("div.actions",
 		change("Close", `${usdc(it.running_total_usdc)} USDC go to the payee; the rest returns.${it.protocol === "mpp" ? " If the seller does not settle, the channel is closed by force after its grace period." : ""}`,
 			() => post("/sessions/{session_id}/close", { session_id: it.session_id }).then(() => "Closed."),

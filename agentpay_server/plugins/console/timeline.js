@@ -1,8 +1,7 @@
 // @ts-check
 
-import { read } from "./api.js";
 import { pointRow, points, savePoint } from "./bench.js";
-import { exporter, filters, inTime, list, named } from "./page.js";
+import { exporter, filters, inTime, list, named, payeesOf } from "./page.js";
 import { badge, code, count, h, isUndelivered, json, link, moment, money, quiet, said } from "./ui.js";
 
 /** The status of what an event is about, by its type; the server writes it into the page. */
@@ -44,7 +43,7 @@ export function timeline({ app, asked }) {
 			none: ["Nothing yet. On a test chain, try:", "agentpay-server trigger transfer.settled"],
 			present: async (events, isMore) => {
 				const rows = folded(events);
-				await Promise.all([nameSessions(app, rows), nameSellers(rows)]);
+				await name(app, rows);
 				if (!withPoints) return rows;
 				return [...rows, ...await points(app, isMore ? rows.at(-1)?.at ?? "" : "")].sort((a, b) => b.at.localeCompare(a.at));
 			},
@@ -54,28 +53,14 @@ export function timeline({ app, asked }) {
 	];
 }
 
-async function nameSellers(rows) {
-	if (!rows.some(({ data }) => data.transfer_id && !data.to?.startsWith("acct_"))) return;
-	const { data } = await read("/payments", { query: { limit: 100 } }), payments = new Map(data.map((it) => [it.transfer_id, it]));
+/** Most events of a session name neither account nor payee, and those of a payment no seller. */
+async function name(app, rows) {
+	const payees = await payeesOf(app, rows.filter(({ data }) => data.session_id || (data.transfer_id && !data.to?.startsWith("acct_"))).map((row) => row.id));
 	for (const row of rows) {
-		const pay = payments.get(row.id);
-		row.seller = pay?.origin;
-		row.isUndelivered = row.status === "settled" && isUndelivered(pay);
-	}
-}
-
-/** Most events of a session name neither account nor payee. */
-async function nameSessions({ known: { sessions }, get }, rows) {
-	const unknown = rows.filter(({ data }) => data.session_id && !sessions.has(data.session_id));
-	if (unknown.length) {
-		for (const it of (await get("/sessions", { query: { limit: 100 } })).data) sessions.set(it.session_id, it);
-		const older = unknown.map(({ data }) => data.session_id).filter((id) => !sessions.has(id)).slice(0, 20);
-		for (const it of await Promise.all(older.map((session_id) => get("/sessions/{session_id}", { session_id })))) sessions.set(it.session_id, it);
-	}
-	for (const row of rows) {
-		const session = sessions.get(row.data.session_id);
-		if (session) row.data = { account_id: session.account_id, to: session.to, ...row.data };
-		if (session?.origin) row.seller = session.origin;
+		const paid = payees.get(row.id);
+		row.seller = paid?.origin;
+		row.isUndelivered = row.status === "settled" && isUndelivered(paid);
+		if (row.data.session_id) row.data = { account_id: paid?.account_id, to: paid?.to, ...row.data };
 	}
 }
 

@@ -1,13 +1,12 @@
 // @ts-check
 
 import { approve, judged, memoOf, reject, splitsOf, stakes } from "./approvals.js";
-import { filters, list, part, party, Title } from "./page.js";
+import { filters, list, part, party, titled } from "./page.js";
 import { TIMES } from "./timeline.js";
-import { badge, big, code, copies, createdAt, facts, fields, h, isUndelivered, json, link, moment, money, quiet, said, span, usdc, whole, words } from "./ui.js";
+import { badge, big, code, copies, createdAt, facts, fields, h, isUndelivered, json, link, moment, money, quiet, said, span, SUM, usdc, whole, words } from "./ui.js";
 
 const STATUSES = ["pending_approval", "approved", "submitted", "settled", "rejected", "failed"];
 const ERRORS = ["policy_violation", "account_paused", "insufficient_funds", "approval_rejected", "approval_expired", "session_cap_exceeded", "invalid_recipient", "transfer_failed"];
-const SUM = { inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?" };
 
 export const transfers = (page) => (page.id ? transfer(page) : [
 	filters({
@@ -44,7 +43,7 @@ const transfer = ({ id: transfer_id }) => part(async ({ app, get }) => {
 		pending = judged({ ...it, created_at: asked?.created_at ?? it.created_at }, app);
 	}
 	return { ...it, pending, events: events.data.reverse(), deliveries: deliveries.data.reverse(), pay: payments.data[0] };
-}, (it, app) => h("div.page", h(Title, { text: `${usdc(it.amount_usdc)} USDC from ${app.nameOf(it.from)}` }),
+}, (it, app) => h("div.page", titled(`${usdc(it.amount_usdc)} USDC from ${app.nameOf(it.from)}`),
 	h("div.card", h("div.head", big(it.amount_usdc), badge(it.status), isUndelivered(it.pay) && badge("failed", "not delivered"), h("span.grow"), code(it.transfer_id), copies("Copy id", it.transfer_id, "tiny")),
 		h("p", party(it.from), quiet(" pays "), it.pay ? said(it.pay.origin) : party(it.to)), h("p", memoOf(it)), outcome(it),
 		it.pending && h("div.decision", stakes(it.pending), h("div.actions", reject(it.pending, app), approve(it.pending, app))),

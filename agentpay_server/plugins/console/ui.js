@@ -56,6 +56,9 @@ const DIGITS = "0123456789abcdefghjkmnpqrstvwxyz";
 /** When an object was created, from its identifier (a ULID, by rule R13). */
 export const createdAt = (id) => new Date([...id.split("_")[1].slice(0, 10)].reduce((ms, digit) => ms * 32 + DIGITS.indexOf(digit), 0)).toISOString();
 
+/** A field of an amount. */
+export const SUM = { inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?" };
+
 /** The words of a field with one a line. */
 export const lines = (text) => text.split(/[\n,]/).map((each) => each.trim()).filter(Boolean);
 
