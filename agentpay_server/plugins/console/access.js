@@ -158,7 +158,9 @@ const TABS = {
 	audit: {
 		label: "Audit", path: "/console/audit", keyOf: JSON.stringify, exports: "audit",
 		heads: ["When", "What", "Which", "Who"], cols: "9.5rem minmax(0, 1.2fr) minmax(0, 1.4fr) minmax(0, 1fr)",
-		filters: { account_id: ["Account", { picks: true }], ...TIMES },
+		filters: {
+			account_id: ["Account", { picks: true }], action: ["Action", { type: "search", placeholder: "policies.put" }], key_id: ["Key", { type: "search", placeholder: "key_…" }], ...TIMES,
+		},
 		none: ["No key has changed anything yet. Try:", "client.policies.pause(account_id)"],
 		row: auditRow,
 		fold: (it) => [

@@ -3,7 +3,6 @@
 /** @typedef {import("../../../tests/browser/console.d.ts").Schemas} Schemas */
 
 export const KEY = "agentpay.key";
-
 /** The prefix of every path that is not part of `/v1`. */
 const EXTENSIONS = "/ext/v1";
 

@@ -32,7 +32,6 @@ const KEYS = {
 const CLUSTERS = { __proto__: null, embedded: "built-in chain" };
 const NAME = "agentpay console", REFUSED = "This key is unknown, revoked or expired.";
 const LOGO = "M5 18 12 5l7 13M8 14h8", LENS = "M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14M16 16l4.5 4.5";
-
 const icon = (d) => h("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, h("path", { d }));
 const keep = (key) => { sessionStorage[KEY] = key.trim(); };
 const operator = ({ id, name }) => [said(name), " ", code(id)];

@@ -31,7 +31,6 @@ export const stakes = (it) => facts({
 });
 
 export const splitsOf = ({ splits }) => splits?.map((part) => h("div", `${usdc(part.amount_usdc)} of it to `, whole(part.recipient)));
-
 export const memoOf = ({ memo }) => (memo ? h("q", said(memo)) : quiet("No memo"));
 
 function remains({ from, amount_usdc: amount }, app) {
@@ -40,7 +39,6 @@ function remains({ from, amount_usdc: amount }, app) {
 }
 
 const afterwards = ({ left }) => left && h(left.includes("-") ? "span.bad" : "span", left);
-
 /** A decision's question names its object. */
 const question = (verb, it, { nameOf }) => `${verb} ${usdc(it.amount_usdc)} USDC from ${nameOf(it.from)} to ${nameOf(it.to)}?`;
 

@@ -10,7 +10,6 @@ const CHAIN = {
 };
 const EFFECTS = { delay: "held for 3 s", internal_error: "500", unavailable: "503", rate_limited: "429", reset: "connection dropped", reply_lost: "processed, reply lost" };
 const STEPS = { "Run what is due": 0, "+30 s": 30, "+5 min": 300, "+1 h": 3600, "+24 h": 86400 };
-
 const advance = (seconds) => post("/sandbox/clock/advance", { body: { seconds } }).then(() => "The clock has moved.");
 const fund = ({ account_id, amount }) => post("/sandbox/accounts/{account_id}/fund", { account_id, body: { amount } }).then(() => `${usdc(amount)} test USDC minted.`);
 const arm = (name, body) => call("PUT", "/sandbox/faults/{name}", { name, body });

@@ -118,7 +118,6 @@ function Part({ work, render }) {
 
 /** One object of the server. @type {import("../../../tests/browser/console.d.ts").ReadPart} */
 export const one = (path, given, render) => part((page) => page.get(path, given), render);
-
 /** Names the page by what it shows. */
 export const titled = (title) => h(Titled, { title });
 
@@ -149,7 +148,6 @@ export const change = (label, body, work, options = {}) => using((app) => {
 
 /** A button that changes something at once. */
 export const does = (label, work, done, attributes) => using((app) => button(label, () => app.act(() => work(app), done), attributes));
-
 export const named = (id) => using((app) => (app.accountOf(id).name ? said(app.nameOf(id)) : code(id)));
 export const party = (id) => using((app) => (app.accountOf(id).name ? h("a.party", { href: `#/accounts/${id}`, title: id }, said(app.nameOf(id))) : code(id)));
 
@@ -224,25 +222,20 @@ function Picker({ label, name, required = false, value = "", any = false, ...pro
 }
 
 export const accountField = (props = {}) => picker("Account", "account_id", { required: true, ...props });
-
 const here = (query) => at(location.hash.split("?")[0] || "#/", query);
-
 export const instant = (local) => (isNaN(Date.parse(local)) ? local : new Date(local).toISOString());
-
 export const inTime = (/** @type {any} */ { since, until, ...others }) => ({ ...others, since: instant(since), until: instant(until) });
-
 /** What the address asks of a list, with moments in UTC. */
 const askedOf = ({ back, sort, shown, by, id, origin, ...others }) => inTime(others);
-
-/** What narrows a list in no way that somebody typed. */
-const NO_FILTERS = ["cursor", "back", "sort", "shown", "needs_attention", "by"];
+/** Whether a list is narrowed by what somebody typed. */
+const isFiltered = (asked) => Object.keys(asked).some((name) => !["cursor", "back", "sort", "shown", "needs_attention", "by"].includes(name));
 
 export const filters = (fields) => using(({ page }) => {
-	const { asked } = page, isFiltered = Object.keys(asked).some((name) => !NO_FILTERS.includes(name));
+	const { asked } = page;
 	const go = (given) => { location.hash = here(given); };
 	const inputs = Object.entries(fields).map(([name, [label, props]]) => (props.picks
 		? picker(label, name, { value: asked[name], placeholder: "Name" }) : field(label, name, { ...props, value: asked[name] })));
-	return h("details.filters", { open: innerWidth > 760 || isFiltered }, h("summary", "Filters"),
+	return h("details.filters", { open: innerWidth > 760 || isFiltered(asked) }, h("summary", "Filters"),
 		form("fields", go, { change: (event) => event.currentTarget.requestSubmit() }, asked.sort && h("input", { type: "hidden", name: "sort", value: asked.sort }), inputs));
 });
 
@@ -344,7 +337,7 @@ function List({ path, query, look = "", row, fold, none, heads, cols, asked: own
 	});
 	const { cursor: on = "", back, ...others } = asked, steps = back === undefined ? [] : back.split(",");
 	const older = { ...others, cursor, back: [...steps, on].join() || "," };
-	const empty = Object.keys(asked).some((name) => !NO_FILTERS.includes(name))
+	const empty = isFiltered(asked)
 		? h("li.empty", h("p", "Nothing matches these filters."), h("p", link(location.hash.split("?")[0], "Clear the filters")))
 		: none && h("li.empty", h("p", none[0]), none[1] && h("code", none[1]));
 	const body = h(`ul.rows${look}${heads ? "" : ".card"}`, { ref: heads ? element : (it) => { element.current = table.current = it; } },

@@ -6,10 +6,8 @@ import { badge, code, count, h, isUndelivered, json, link, moment, money, quiet,
 
 /** The status of what an event is about, by its type; the server writes it into the page. */
 const STATUS = JSON.parse(document.documentElement.dataset.events ?? "{}");
-
 export const EVENTS = Object.keys(STATUS);
 export const REGISTER = 'client.webhooks.create(url="https://…", events=["transfer.settled"])';
-
 const MOMENT = { type: "datetime-local" };
 export const TIMES = { since: ["After", MOMENT], until: ["Up to", MOMENT] };
 

@@ -6,7 +6,7 @@ import { TIMES } from "./timeline.js";
 import { badge, big, code, copies, createdAt, facts, fields, h, isUndelivered, json, link, moment, money, quiet, said, span, SUM, usdc, whole, words } from "./ui.js";
 
 const STATUSES = ["pending_approval", "approved", "submitted", "settled", "rejected", "failed"];
-const ERRORS = ["policy_violation", "account_paused", "insufficient_funds", "approval_rejected", "approval_expired", "session_cap_exceeded", "invalid_recipient", "transfer_failed"];
+const ERRORS = ["policy_violation", "account_paused", "insufficient_balance", "escalation_rejected", "escalation_expired", "session_cap_exceeded", "fee_budget_exceeded", "payment_expired", "transfer_failed"];
 
 export const transfers = (page) => (page.id ? transfer(page) : [
 	filters({
@@ -18,7 +18,7 @@ export const transfers = (page) => (page.id ? transfer(page) : [
 	list({
 		path: "/transfers", exports: "transfers", query: { sort: ["amount", "-amount"].includes(page.asked.sort) ? page.asked.sort : undefined },
 		heads: ["When", "Status", "From → to", "Memo", "Reason", ["USDC", "number", "amount"], ["", "end"]],
-		cols: "9.5rem 8.5rem minmax(0, 1.3fr) minmax(0, 1fr) minmax(0, .8fr) 9rem 3.5rem",
+		cols: "8.5rem 9.5rem minmax(0, 1.3fr) minmax(0, 1fr) minmax(0, .8fr) 8.5rem 3.5rem",
 		none: ["No transfers yet. Let an agent pay:", 'client.transfers.create(from_=…, to=…, amount="1")'],
 		row: (it) => [
 			moment(createdAt(it.transfer_id)), badge(it.status), [party(it.from), quiet(" → "), party(it.to)],

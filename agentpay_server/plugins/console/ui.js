@@ -4,7 +4,6 @@ import * as preact from "./preact.js";
 
 export const { Component, render, useEffect, useLayoutEffect, useRef, useState } = /** @type {typeof import("../../../tests/browser/preact.d.ts")} */ (/** @type {any} */ (preact));
 const { createContext, h: create, useContext } = preact;
-
 /** The root of the console, which has what its pages share: see `app.js`. @type {any} */
 export const Root = createContext(null);
 /** @returns {import("./app.js").App} */
@@ -12,14 +11,10 @@ export const useApp = () => useContext(Root);
 /** What is drawn with what pages share. `render` uses no hook. */
 export const using = (render) => h(Using, { render });
 const Using = ({ render }) => render(useApp());
-
 const is = (value) => (value ?? false) !== false;
-
 // Characters that hide or reorder text let one name pose as another. A joiner between two emoji draws one.
 const HIDDEN = /(?<![\p{Extended_Pictographic}\p{EMod}\uFE0F](?=\u200D\p{Extended_Pictographic}))(?!\n)[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
-
 export const plain = (text) => String(text).replace(HIDDEN, (c) => `\\u${Number(c.codePointAt(0)).toString(16).padStart(4, "0")}`);
-
 const safe = (child) => (Array.isArray(child) ? child.map(safe) : typeof child === "string" ? plain(child) : child);
 
 /**
@@ -41,8 +36,7 @@ export function h(spec, ...rest) {
 }
 
 export const $ = (selector, root = /** @type {any} */ (document)) => root.querySelector(selector);
-
-export const said = (text) => h("bdi", text);
+export const said = (text) => h("bdi", {}, text);
 export const quiet = (...children) => h("span.quiet", children);
 /** Whether the agent reported that the seller did not deliver what it was paid for. */
 export const isUndelivered = (pay) => Boolean(pay?.outcome) && (pay.outcome.status_code < 200 || pay.outcome.status_code > 399);
@@ -50,18 +44,13 @@ export const words = (text) => text.replaceAll("_", " ");
 export const whole = (text) => text && h("code", text);
 export const link = (href, ...children) => h("a", { href }, children);
 export const json = (value) => h("pre", JSON.stringify(value, null, 2));
-
 const DIGITS = "0123456789abcdefghjkmnpqrstvwxyz";
-
 /** When an object was created, from its identifier (a ULID, by rule R13). */
 export const createdAt = (id) => new Date([...id.split("_")[1].slice(0, 10)].reduce((ms, digit) => ms * 32 + DIGITS.indexOf(digit), 0)).toISOString();
-
 /** A field of an amount. */
 export const SUM = { inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?" };
-
 /** The words of a field with one a line. */
 export const lines = (text) => text.split(/[\n,]/).map((each) => each.trim()).filter(Boolean);
-
 const PAGES = { acct: "accounts", txn: "transfers", sess: "sessions" };
 export const subject = (id) => {
 	const page = PAGES[id.split("_")[0]];
@@ -77,16 +66,12 @@ export function code(id) {
 // Amounts stay strings, and so exact.
 const USDC = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 6 });
 const micro = (amount) => BigInt(amount.replace(".", ""));
-
 export const usdc = (amount) => USDC.format(amount);
 export const minus = (amount, less) => usdc(`${micro(amount) - micro(less)}E-6`);
 export const big = (amount, after = " USDC") => h("p.amount", money(amount), h("small", after));
-
 const CENTS = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
-
 /** A balance; it is unknown while the chain does not respond. */
 export const balanceOf = ({ balance_usdc: balance }, show = usdc) => (balance === null ? quiet("unknown") : show(balance));
-
 /** About how much: what is shown exactly elsewhere. */
 export const cents = (amount) => (Number(amount) && Number(amount) < 0.01 ? usdc(amount) : CENTS.format(amount));
 
@@ -106,7 +91,6 @@ export function meter(meaning, total, parts) {
 
 /** The zone of all times that are shown. */
 export const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
-
 const CLOCK = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 
@@ -117,7 +101,6 @@ export function momentText(iso, app) {
 }
 
 export const moment = (iso) => (iso ? using((app) => h("time", { datetime: iso, title: iso }, momentText(iso, app))) : quiet("–"));
-
 const UNITS = { days: 86400000, h: 3600000, min: 60000, s: 1000 };
 
 export function span(ms) {
@@ -142,9 +125,7 @@ export const changes = (before, after, show = (_, value) => valueOf(value)) => {
 };
 
 const valueOf = (value) => (value === undefined || value === null ? quiet("none") : typeof value === "object" ? h("code", JSON.stringify(value)) : said(String(value)));
-
 export const fields = (it, names) => facts(Object.fromEntries(names.split(" ").map((name) => [name, it[name]])), whole);
-
 /** A plural in the singular. */
 export const singular = (noun) => noun.replace(/ies$/, "y").replace(/s$/, "");
 
@@ -154,14 +135,10 @@ const LOOKS = {
 };
 
 export const badge = (status, label = status) => h(`span.badge.${LOOKS[status] ?? "info"}`, words(label));
-
 export const count = (number, what) => quiet(`${number} ${what}${number === 1 ? "" : "s"}`);
-
 export const button = (label, act, attributes) => h("button", { type: "button", click: act, ...attributes }, label);
-
 /** What was refused in the form around a field, by the field's name. @type {any} */
 const Faults = createContext({});
-
 /** `options` are values or pairs of value and text. */
 export const field = (label, name, props = {}) => h(Field, { label, name, ...props });
 
@@ -177,7 +154,6 @@ function Field({ label, name, options, look = "", value, ...props }) {
 }
 
 export const check = (label, name, checked = false) => h("label", { class: "check" }, h("input", { type: "checkbox", name, defaultChecked: checked }), label);
-
 const valuesOf = (form) => /** @type {Record<string, string>} */ (Object.fromEntries(new FormData(form)));
 
 export const form = (look, submit, attributes, ...children) => h(`form.${look}`, { ...attributes, submit: (event) => {
