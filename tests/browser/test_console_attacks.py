@@ -49,6 +49,7 @@ def test_long_and_reordering_text_stays_in_its_place(
     pages = [
         "overview",
         "approvals",
+        "transfers",
         "timeline",
         "deliveries",
         "sessions",

@@ -1,4 +1,4 @@
-"""The twenty jobs of an operator's day, on a server with 5,000 accounts, each at the width of a desk and of a phone."""
+"""The twenty jobs of an operator's day, on a server with 5,000 accounts, at the widths of desk and phone."""
 
 import csv
 import io

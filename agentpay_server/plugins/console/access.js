@@ -31,7 +31,7 @@ async ({ account_id, name, expires_in, max_total_usdc }, app) => {
 
 /** The keys of one account, revoked ones too, each with what it did. */
 export const keyList = (account_id) => [
-	h("div.head", h("h2.grow", "Keys"), newKey(h("input", { type: "hidden", name: "account_id", value: account_id }))),
+	h("div.head", h("h2.grow", "Keys"), newKey([h("p", "Of the account ", named(account_id), "."), h("input", { type: "hidden", name: "account_id", defaultValue: account_id })])),
 	list({
 		path: AGENT_KEYS, asked: {}, query: { account_id, include_revoked: "true", limit: 100 }, none: ["No agent has a key of this account. Create one:", "client.agent_keys.create(account_id)"],
 		heads: ["Name", "Key", "Created", "Status", "", ["", "end"]], cols: "minmax(0, 1.2fr) 10rem 9.5rem 12rem 10rem 6.5rem",

@@ -86,7 +86,7 @@ export class App extends Component {
 		this.known = nothing();
 		delete sessionStorage[KEY];
 		document.title = `Sign in · ${NAME}`;
-		this.setState({ phase: "sign-in", why, dialogs: [], isSeeking: false, summary: null, isStreaming: null });
+		this.setState({ phase: "sign-in", why, dialogs: [], told: "", isSeeking: false, summary: null, isStreaming: null });
 	}
 
 	async redeem() {

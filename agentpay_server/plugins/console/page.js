@@ -348,7 +348,7 @@ function List({ path, query, look = "", row, fold, none, heads, cols, asked: own
 			h("div.row.heads", pick && h("span"), heads.map((head) => headOf(head, asked))), body, bar) : body,
 		h("div.foot", h("p.actions.turns",
 			on && link(here({ ...others, cursor: steps.at(-1), back: steps.length > 1 ? steps.slice(0, -1).join() || "," : "" }), "Newer"),
-			isMore && (grows ? link(here({ ...asked, shown: rows.length + 50 }), "Show more") : link(here(older), "Older"))),
+			isMore && (own ? quiet("Only the newest are shown.") : grows ? link(here({ ...asked, shown: rows.length + 50 }), "Show more") : link(here(older), "Older"))),
 		exports && exporter(path, given, exports)),
 	];
 }

@@ -22,8 +22,7 @@ export const transfers = (page) => (page.id ? transfer(page) : [
 		none: ["No transfers yet. Let an agent pay:", 'client.transfers.create(from_=…, to=…, amount="1")'],
 		row: (it) => [
 			moment(createdAt(it.transfer_id)), badge(it.status), [party(it.from), quiet(" → "), party(it.to)],
-			h("span.line", it.memo ? { title: it.memo } : {}, it.memo ? said(it.memo) : quiet("–")),
-			it.error ? link(`#/transfers?error=${it.error}`, words(it.error)) : quiet("–"),
+			h("span.line", { title: it.memo }, it.memo && said(it.memo)), it.error ? link(`#/transfers?error=${it.error}`, words(it.error)) : "",
 			h("strong.number", money(it.amount_usdc)), link(`#/transfers/${it.transfer_id}`, "Open"),
 		],
 	}),
