@@ -1,7 +1,7 @@
 """States what the wheels carry that is not Python, as a CycloneDX document in each (PEP 770).
 
-They carry programs for the Solana machine, which are built from C in the same wheel. The kit's also carries one
-file of others, unchanged but for a comment: Preact, of the npm package htm, which draws the console.
+They carry programs for the Solana machine, which are built from C in the same wheel. The kit's also carries
+one file of others, unchanged but for a comment: Preact, of the npm package htm, which draws the console.
 """
 
 import hashlib

@@ -146,7 +146,7 @@ def test_one_limit_is_changed_and_who_changed_it_is_seen(
     expect(dialog.locator("tbody tr")).to_have_text(["max daily spend150.00 USDC90.00 USDC"])
     dialog.get_by_role("button", name="Save").click()
     says(tab, "The policy is saved.")
-    # The history of the policy alone: neither the funding nor the account's creation.
+    # Only the policy's history: neither the funding nor the account's creation.
     tab.get_by_role("link", name="Its history").click()
     rows = tab.locator("[data-row]")
     expect(rows).to_have_count(2)
