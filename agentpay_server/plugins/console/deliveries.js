@@ -63,6 +63,7 @@ export function deliveries({ app, asked: { id = "", webhook_id, needs_attention:
 		}),
 	];
 }
+
 const answer = (attempt) => attempt.status_code ?? "no response";
 
 const attempt = (it) => h("li", moment(it.at), " ", h("strong", answer(it)), quiet(` ${it.duration_ms} ms`),

@@ -20,6 +20,7 @@ export const sessions = ({ id }) => (id ? one("/sessions/{session_id}", { sessio
 		],
 	}),
 ]);
+
 /** Who is paid: over HTTP 402 the seller, whose address says nothing. */
 const payee = (it) => (it.origin ? [said(it.origin), quiet(" · MPP")] : party(it.to));
 const chargedMeter = ({ running_total_usdc: total, cap_usdc: cap }) => meter(`${usdc(total)} of ${usdc(cap)} USDC charged`, cap, { spent: total });
