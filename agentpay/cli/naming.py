@@ -56,7 +56,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "agent key": _Kind(
         KEY,
         lambda each: (each.key_id, each.name),
-        lambda server, _: server.agent_keys.list(limit=_PAGE),
+        lambda server, name: server.agent_keys.list(name=name or None, limit=_PAGE),
         "agent key named",
         "keys list",
     ),
@@ -70,8 +70,9 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "key": _Kind(
         KEY,
         lambda each: (each.key_id, each.name),
-        lambda server, _: chain(
-            server.operator_keys.list(limit=_PAGE), server.agent_keys.list(include_revoked=True, limit=_PAGE)
+        lambda server, name: chain(
+            server.operator_keys.list(limit=_PAGE),
+            server.agent_keys.list(name=name or None, include_revoked=True, limit=_PAGE),
         ),
         "key named",
         "keys list --revoked",

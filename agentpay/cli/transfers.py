@@ -24,6 +24,8 @@ from agentpay.contract.choices import ApprovalSort, TransferSort, TransferStatus
 from agentpay.contract.identifiers import TRANSFER
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agentpay import AgentPay, PendingTransfer
 
 _TRANSFER = (
@@ -33,6 +35,8 @@ _TRANSFER = (
     click.option("--memo", help="Memo, at most 200 characters."),
     CATEGORY,
 )
+
+_ORDERS: Final[Mapping[str, TransferSort]] = {"amount": "-amount"}
 
 transfers: Final = group(
     "transfers",
@@ -77,12 +81,8 @@ transfers: Final = group(
         click.option("--memo", metavar="TEXT", help="Only with a memo that begins with this, ignoring case."),
         click.option("--min-amount", type=USDC, help="Only transfers of at least this amount."),
         click.option("--max-amount", type=USDC, help="Only transfers of at most this amount."),
-        click.option(
-            "--sort",
-            type=click.Choice(get_args(TransferSort)),
-            help="By amount, the smallest first; with -, the largest.",
-        ),
-        call=lambda client: client.transfers.list,
+        click.option("--sort", type=click.Choice(list(_ORDERS)), help="By amount, the largest first."),
+        call=lambda client: lambda sort="", **given: client.transfers.list(sort=_ORDERS.get(sort), **given),
         columns=[
             Column("from", "from_", is_text=True, is_account=True),
             Column("amount", "amount_usdc"),

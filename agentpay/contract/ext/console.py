@@ -74,10 +74,12 @@ class ListAgentKeys(PageQuery):
 
     Attributes:
         account_id: only keys of this account.
+        name: only keys with exactly this label.
         include_revoked: `true`: revoked and expired keys too.
     """
 
     account_id: Annotated[str, text(maximum=128)] | None = None
+    name: Annotated[str, text(minimum=1, maximum=200)] | None = None
     include_revoked: Literal["true"] | None = None
 
 

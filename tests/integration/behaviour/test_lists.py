@@ -213,8 +213,11 @@ LISTS = {
     ),
     "/ext/v1/console/agent-keys": Listed(
         id="key_id",
-        add=lambda world: [world.server.agent_keys.create(each) for each in (world.first, world.second)],
-        filters={"account_id": value("account_id")},
+        add=lambda world: [
+            world.server.agent_keys.create(each, name=f"key of {each}")
+            for each in (world.first, world.second)
+        ],
+        filters={"account_id": value("account_id"), "name": value("name")},
     ),
     "/ext/v1/console/operator-keys": Listed(
         id="key_id", add=lambda world: world.server.operator_keys.create(name=world.key())
