@@ -195,7 +195,7 @@ export interface Api {
     "/payments/{transfer_id}": { params: { transfer_id: string }; response: Schemas["Payment"] | Schemas["SessionStep"] };
     "/console/origins": { query: { limit?: number; cursor?: string }; response: Schemas["PinnedSellerPage"] };
     "/console/origins/{origin}": { params: { origin: string }; response: Schemas["PinnedSeller"] };
-    "/console/agent-keys": { query: { limit?: number; cursor?: string; account_id?: string; include_revoked?: "true" }; response: Schemas["AgentKeyPage"] };
+    "/console/agent-keys": { query: { limit?: number; cursor?: string; account_id?: string; name?: string; include_revoked?: "true" }; response: Schemas["AgentKeyPage"] };
     "/console/accounts": { query: { limit?: number; cursor?: string; ids?: string; name?: string; status?: Schemas["AccountStatus"]; sort?: Schemas["AccountSort"] }; response: Schemas["AccountDetailsPage"] };
     "/console/accounts/{account_id}": { params: { account_id: string }; response: Schemas["AccountDetails"] };
     "/console/transactions": { query: { limit?: number; cursor?: string; account_id?: string; status?: Schemas["TransactionStatus"]; since?: string; until?: string }; response: Schemas["TransactionPage"] };
