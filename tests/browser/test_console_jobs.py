@@ -136,6 +136,33 @@ def test_an_account_is_created_funded_limited_paid_from_and_paused(
     assert server.client().policies.get(account_id).paused
 
 
+def test_a_limit_that_another_person_has_changed_is_not_overwritten(
+    server: AgentPayServer, console: Console
+) -> None:
+    client = server.client()
+    account_id = client.accounts.create(name="Buyer").account_id
+    tab = console.open(f"accounts/{account_id}")
+
+    def ask_for(label: str, amount: str) -> None:
+        tab.get_by_label(label).fill(amount)
+        confirm(tab, "Review")
+
+    tab.get_by_role("button", name="Edit policy…").click()
+    ask_for("Spend in 24 hours, USDC", "10")
+    client.policies.update(account_id, max_daily_spend=3)
+    tab.get_by_role("button", name="Save").click()
+    form = tab.get_by_role("dialog", name="Policy of Buyer")
+    expect(form.get_by_role("alert")).to_contain_text("Another person has changed max daily spend")
+    assert client.policies.get(account_id).max_daily_spend == 3
+    # A change of something else stays, and is no obstacle.
+    tab.get_by_label("Spend in 24 hours, USDC").fill("")
+    ask_for("Largest transfer, USDC", "2")
+    tab.get_by_role("button", name="Save").click()
+    says(tab, "The policy is saved.")
+    policy = client.policies.get(account_id)
+    assert (policy.max_daily_spend, policy.max_single_transfer) == (3, 2)
+
+
 @BOTH
 def test_a_new_account_gets_its_limits_or_says_that_it_has_none(
     server: AgentPayServer, console: Console, size: tuple[int, int]

@@ -170,10 +170,12 @@ function rule(app, name, value) {
 	return none === "everybody" ? h("ul", value.map((each) => h("li", party(each)))) : value.map((each) => [said(each), " "]);
 }
 
-/** Change a policy under its version, so that no other change is undone. */
-async function put(id, change) {
+/** Change a policy under its version, so that no other change is undone; nor one of what was shown as `before`. */
+async function put(id, change, before = {}) {
 	const path = "/v1/accounts/{account_id}/policy", response = await send("GET", path, { account_id: id });
 	const { account_id, updated_at, ...policy } = await response.json();
+	const stale = Object.keys(before).filter((name) => JSON.stringify(policy[name]) !== JSON.stringify(before[name])).map(words);
+	if (stale.length) throw new Error(`Another person has changed ${stale.join(", ")} in the meantime. Nothing is saved: open the form again.`);
 	await call("PUT", path, { account_id, body: { ...policy, ...change }, headers: { "If-Match": response.headers.get("ETag") ?? "" } });
 }
 
@@ -201,7 +203,7 @@ const editing = ({ account_id: id, name, policy }) => change("Edit policy", (app
 	const isSure = await app.ask({ title: `Change the policy of ${name}?`, action: "Save", wide: true },
 		h("p", "It holds from the next transfer on."), changes(before, changed, (name, value) => rule(app, name, value)));
 	if (!isSure) throw STAY;
-	await put(id, changed);
+	await put(id, changed, before);
 	return "The policy is saved.";
 }, { title: `Policy of ${name}`, action: "Review", look: "", wide: true });
 
