@@ -38,7 +38,7 @@ _ABOUT: Final = or_(
 )
 PAGES: Final = ENTRIES.pages(
     "operator_id",
-    equal=("key_id",),
+    equal=("key_id", "action"),
     filters={
         "since_us": pages.since(audit),
         "until_us": pages.until(audit),
@@ -156,6 +156,7 @@ class AuditTrail:
             query.limit + 1,
             about=about,
             key_id=query.key_id,
+            action=query.action,
             **pages.period(query.since, query.until),
         )
         return listing.page(

@@ -254,12 +254,14 @@ class ListAudit(PageQuery):
     Attributes:
         account_id: only changes that name this account.
         key_id: only changes that this key made, `key_…`, revoked or not.
+        action: only changes with this `action`, such as `policies.put`.
         since: only changes after this time.
         until: only changes up to and including this time.
     """
 
     account_id: Annotated[str, text(maximum=128)] | None = None
     key_id: Annotated[str, text(maximum=128)] | None = None
+    action: Annotated[str, text(maximum=128)] | None = None
     since: Moment | None = None
     until: Moment | None = None
 

@@ -208,7 +208,7 @@ LISTS = {
     "/ext/v1/console/audit": Listed(
         id=None,
         add=lambda world: world.server.agent_keys.create(world.first),
-        filters={"key_id": value("key_id")},
+        filters={"key_id": value("key_id"), "action": value("action")},
         has_times=True,
     ),
     "/ext/v1/console/agent-keys": Listed(
