@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from browsing import BOTH, NARROW, TABLET, WIDE, Console, says
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from agentpay import AgentPay, InvalidRequestError, Transfer
 from agentpay_server import AgentPayServer
@@ -213,3 +213,103 @@ def test_a_view_survives_a_reload(server: AgentPayServer, console: Console, size
         expect(tab.locator("[data-row]").first).to_contain_text("Travel desk")
         tab.reload()
     assert tab.url.endswith("#/overview?sort=-name")
+
+
+def test_a_name_that_hides_something_never_poses_as_another(server: AgentPayServer, console: Console) -> None:
+    names = {
+        "Air\u034fline": "Air\\u034fline",
+        "Air\u3164line": "Air\\u3164line",
+        "Air\u2800line": "Air\\u2800line",
+        "Air\ufe0fline": "Air\\ufe0fline",
+        "I \u2764\ufe0f \u0031\ufe0f\u20e3 \U0001f469\u200d\U0001f680": None,
+    }
+    for name in names:
+        server.client().accounts.create(name=name)
+    tab = console.open()
+    for name, shown in names.items():
+        expect(tab.locator("main .party").get_by_text(shown or name, exact=True)).to_have_count(1)
+    console.go(tab, "transfers")
+    account = tab.get_by_role("combobox", name="Account")
+    account.fill("Air\u034fline")
+    account.press("Enter")
+    expect(account).to_have_value("Air\\u034fline")
+
+
+def test_what_is_sent_twice_at_once_is_done_once(server: AgentPayServer, console: Console) -> None:
+    account_id = server.client().accounts.create(name="Bot").account_id
+    tab = console.open("bench")
+    tab.get_by_label("Account").fill("bot")
+    tab.get_by_role("option", name="Bot").click()
+    tab.get_by_role("button", name="Fund").dblclick()
+    says(tab, "100.00 test USDC minted.")
+    tab.get_by_role("button", name="Save this point").dblclick()
+    says(tab, "Saved.")
+    console.go(tab, "overview")
+    assert server.client().accounts.get_balance(account_id).balance_usdc == 100
+    console.go(tab, "bench")
+    expect(tab.locator(".point")).to_have_count(1)
+
+
+def test_a_cancelled_selection_goes_on_under_no_other_dialog(
+    server: AgentPayServer, console: Console
+) -> None:
+    client = server.client()
+    ids = [client.accounts.create(name=f"Bot {number}").account_id for number in range(2)]
+    held: list[Route] = []
+    tab = console.open("overview?sort=name")
+    tab.get_by_label("Select Bot 0").click()
+    tab.get_by_label("Select Bot 1").click()
+    tab.get_by_role("button", name="Pause 2 accounts…").click()
+    dialog = tab.get_by_role("dialog")
+    tab.route("**/policy", lambda route: held.append(route), times=1)  # noqa: PLW0108 - no builtin
+    with tab.expect_request("**/policy"):
+        dialog.get_by_role("button", name="Pause 2 accounts").click()
+    dialog.get_by_role("button", name="Cancel").click()
+    tab.get_by_role("button", name="Keyboard shortcuts").click()
+    held[0].continue_()
+    told = tab.get_by_role("dialog", name="1 account paused, 1 not.")
+    expect(told.locator("li")).to_have_text(["Bot 1: Not done: it was cancelled."])
+    assert [client.policies.get(each).paused for each in ids] == [True, False]
+
+
+def test_enter_opens_nothing_that_was_found_for_other_words(server: AgentPayServer, console: Console) -> None:
+    for name in ("Airline", "Bakery"):
+        server.client().accounts.create(name=name)
+    held: list[Route] = []
+    tab = console.open()
+    tab.keyboard.press("/")
+    box = tab.get_by_role("searchbox", name="Search")
+    box.fill("airline")
+    expect(tab.locator(".results a")).to_contain_text("Airline")
+    tab.route("**/console/search?**", lambda route: held.append(route), times=1)  # noqa: PLW0108 - no builtin
+    with tab.expect_request("**/console/search?**"):
+        box.fill("bakery")
+    box.press("Enter")
+    expect(box).to_be_focused()
+    held[0].continue_()
+    expect(tab.locator(".results a")).to_contain_text("Bakery")
+    box.press("Enter")
+    expect(tab.get_by_role("heading", name="Bakery")).to_be_visible()
+
+
+@pytest.mark.parametrize("shown", ["0", "-1", "x"])
+def test_no_address_hides_what_waits(server: AgentPayServer, console: Console, shown: str) -> None:
+    waiting(server.client(), server, "Travel desk", "Airline", "flight")
+    tab = console.open(f"approvals?shown={shown}")
+    expect(tab.locator(".approval")).to_have_count(1)
+
+
+def test_an_edited_webhook_keeps_what_another_person_has_changed(
+    server: AgentPayServer, console: Console
+) -> None:
+    client = server.client()
+    webhook = client.webhooks.create(url="http://127.0.0.1:1/old", events=["transfer.settled"])
+    tab = console.open("access/webhooks")
+    tab.get_by_role("button", name="Edit…").click()
+    client.webhooks.update(webhook.webhook_id, url="http://127.0.0.1:1/new")
+    tab.get_by_label("Tell of balances below").fill("5")
+    tab.get_by_role("dialog").get_by_role("button", name="Save").click()
+    says(tab, "Saved.")
+    (saved,) = client.webhooks.list()
+    assert (saved.url, saved.events) == ("http://127.0.0.1:1/new", ("transfer.settled",))
+    assert saved.low_balance_threshold_usdc == 5

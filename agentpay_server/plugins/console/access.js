@@ -3,7 +3,7 @@
 import { call, post } from "./api.js";
 import { accountField, change, does, filters, keyName, list, named, party, picker } from "./page.js";
 import { EVENTS, REGISTER, TIMES } from "./timeline.js";
-import { badge, changes, check, code, facts, field, h, json, lines, link, moment, quiet, said, singular, span, subject, SUM, usdc, words } from "./ui.js";
+import { badge, changed, changes, check, code, facts, field, h, json, lines, link, moment, quiet, said, singular, span, subject, SUM, usdc, words } from "./ui.js";
 
 const AGENT_KEYS = "/console/agent-keys", OPERATOR_KEYS = "/console/operator-keys";
 const revoke = (/** @type {typeof AGENT_KEYS | typeof OPERATOR_KEYS} */ path, { key_id }) => call("DELETE", `${path}/{key_id}`, { key_id });
@@ -76,9 +76,12 @@ function webhookRow({ webhook_id, url, events, account_ids: ids, low_balance_thr
 		picker("Add an account (optional)", "added"),
 		field("Tell of balances below, USDC", "low_balance_threshold_usdc", { value: threshold === null ? "" : String(threshold), placeholder: "never", inputmode: "decimal" }),
 	];
-	const save = async ({ url, added, low_balance_threshold_usdc: least, ...boxes }) => {
+	const save = async ({ url: address, added, low_balance_threshold_usdc: least, ...boxes }) => {
 		const account_ids = [...ids.filter((each) => each in boxes), ...(added ? [added] : [])];
-		await call("PATCH", "/console/webhooks/{webhook_id}", { webhook_id, body: { url, events: chosen(boxes), account_ids, low_balance_threshold_usdc: least.trim() ? Number(least) : null } });
+		const wanted = { url: address, events: [...new Set([...events, ...EVENTS])].filter((type) => type in boxes), account_ids, low_balance_threshold_usdc: least.trim() ? Number(least) : null };
+		// Nothing else, which another person may have changed.
+		const body = changed({ url, events, account_ids: ids, low_balance_threshold_usdc: threshold }, wanted);
+		await call("PATCH", "/console/webhooks/{webhook_id}", { webhook_id, body });
 		return "Saved.";
 	};
 	return [

@@ -6,7 +6,7 @@ import { chart } from "./chart.js";
 import { change, filters, list, named, one, part, party, payeesOf, picker, titled } from "./page.js";
 import { TIMES } from "./timeline.js";
 import {
-	badge, balanceOf, big, changes, check, code, copies, facts, field, h, lines, link, meter, moment, money, quiet, said, STAY, subject, SUM, usdc, whole, words, ZONE,
+	badge, balanceOf, big, changed, changes, check, code, copies, facts, field, h, lines, link, meter, moment, money, quiet, said, STAY, subject, SUM, usdc, whole, words, ZONE,
 } from "./ui.js";
 
 const HOUR = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
@@ -174,7 +174,7 @@ function rule(app, name, value) {
 async function put(id, change, before = {}) {
 	const path = "/v1/accounts/{account_id}/policy", response = await send("GET", path, { account_id: id });
 	const { account_id, updated_at, ...policy } = await response.json();
-	const stale = Object.keys(before).filter((name) => JSON.stringify(policy[name]) !== JSON.stringify(before[name])).map(words);
+	const stale = Object.keys(changed(policy, before)).map(words);
 	if (stale.length) throw new Error(`Another person has changed ${stale.join(", ")} in the meantime. Nothing is saved: open the form again.`);
 	await call("PUT", path, { account_id, body: { ...policy, ...change }, headers: { "If-Match": response.headers.get("ETag") ?? "" } });
 }
@@ -196,14 +196,13 @@ export const pauseAll = () => all("Pause all", "Transfers of all accounts are re
 const editing = ({ account_id: id, name, policy }) => change("Edit policy", (app) => [
 	h("div.two", policyFields(app, "amount", policy)), policyFields(app, "list", policy), h("div.actions", policyFields(app, "flag", policy)),
 ], async (given, app) => {
-	const wanted = Object.keys(FIELDS).flatMap((kind) => Object.entries(policyOf(app, kind, given, policy)));
-	const changed = Object.fromEntries(wanted.filter(([each, value]) => JSON.stringify(value) !== JSON.stringify(policy[each])));
-	if (!Object.keys(changed).length) return "Nothing changes.";
-	const before = Object.fromEntries(Object.keys(changed).map((each) => [each, policy[each]]));
+	const wanted = changed(policy, Object.assign({}, ...Object.keys(FIELDS).map((kind) => policyOf(app, kind, given, policy))));
+	if (!Object.keys(wanted).length) return "Nothing changes.";
+	const before = Object.fromEntries(Object.keys(wanted).map((each) => [each, policy[each]]));
 	const isSure = await app.ask({ title: `Change the policy of ${name}?`, action: "Save", wide: true },
-		h("p", "It holds from the next transfer on."), changes(before, changed, (name, value) => rule(app, name, value)));
+		h("p", "It holds from the next transfer on."), changes(before, wanted, (name, value) => rule(app, name, value)));
 	if (!isSure) throw STAY;
-	await put(id, changed, before);
+	await put(id, wanted, before);
 	return "The policy is saved.";
 }, { title: `Policy of ${name}`, action: "Review", look: "", wide: true });
 

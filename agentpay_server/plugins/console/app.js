@@ -319,7 +319,7 @@ export class App extends Component {
 			isSeeking && h(Search, { offers: [...this.pages().map(([name, label]) => [label, link(`#/${name}`, label)]), ["Resume all", resumeAll()], ["Pause all", pauseAll()], ["New account", newAccount()]], close: () => this.setState({ isSeeking: false }) }));
 	}
 
-	signing = (why) => form("card.signin", ({ key }) => { keep(key); this.begin(); }, {}, h("h1", NAME),
+	signing = (why) => form("card.signin", ({ key }) => { keep(key); return this.begin(); }, {}, h("h1", NAME),
 		h("p", "Open the sign-in link that the server or ", h("code", "agentpay-server console-link"), " printed."),
 		h("p.quiet", "Or paste an operator key. It stays in this tab."),
 		field("Operator key", "key", { type: "password", required: true, "aria-describedby": "why" }),

@@ -141,7 +141,7 @@ export const change = (label, body, work, options = {}) => using((app) => {
 	const { action = label, title = `${action}?`, look = "danger", typed, wide, ...attributes } = options;
 	return button(`${label}…`, () => app.act(async () => {
 		const content = typeof body === "string" ? h("p", body) : await body(app);
-		const done = await app.ask({ title, action, typed, look: look || "primary", wide, work: (given) => work(given, app) }, content);
+		const done = await app.ask({ title, action, typed, look: look || "primary", wide, work: (given, isOpen) => work(given, app, isOpen) }, content);
 		return typeof done === "function" ? done() : done;
 	}), { class: look, ...attributes });
 });
@@ -171,7 +171,7 @@ function Picker({ label, name, required = false, value = "", any = false, ...pro
 		close();
 		if (isNew) chosen.current.dispatchEvent(new Event("change", { bubbles: true }));
 	};
-	const pick = (it) => choose(it.account_id, it.name);
+	const pick = (it) => choose(it.account_id, plain(it.name));
 	const search = async () => {
 		const mine = ++turns.current, q = input.current.value.trim();
 		const accounts = q ? (await app.get("/console/search", { query: { limit: 8, q } })).accounts : (await app.get("/console/accounts", { query: { limit: 8 } })).data;
@@ -205,7 +205,7 @@ function Picker({ label, name, required = false, value = "", any = false, ...pro
 	};
 	useEffect(() => {
 		if (!any) demand();
-		if (value) app.details([value]).finally(() => { input.current && (input.current.value = app.nameOf(value)); }).catch(() => {});
+		if (value) app.details([value]).finally(() => { input.current && (input.current.value = plain(app.nameOf(value))); }).catch(() => {});
 	}, []);
 	return h("label.field.picker", h("span", label),
 		h("input", {
@@ -272,12 +272,12 @@ function usePicks(items, keyOf, pick) {
 		last.current = key;
 		choose((before) => (checked ? [...new Set([...before, ...touched])] : before.filter((it) => !touched.includes(it))));
 	};
-	const work = async () => {
+	const work = async (given, app, isOpen) => {
 		const failed = [];
 		for (const it of chosen) {
 			try {
 				// Cancel ends it, and who signs in next has not decided this.
-				if (signal.aborted || !$("dialog[open]")) throw Error("Not done: it was cancelled.");
+				if (signal.aborted || !isOpen()) throw Error("Not done: it was cancelled.");
 				await each(it);
 				choose((before) => before.filter((key) => key !== keyOf(it)));
 			} catch (error) {
@@ -323,11 +323,11 @@ function List({ path, query, look = "", row, fold, none, heads, cols, asked: own
 	const { page } = useApp(), asked = own ?? page.asked, given = { limit: 50, ...askedOf(asked), ...query }, table = useRef(null), element = useRef(null);
 	const found = useLoad(async () => {
 		let items = /** @type {any[]} */ ([]), { cursor } = given, isMore = true;
-		while (isMore && items.length < (grows ? Number(asked.shown ?? 50) : 1)) {
+		do {
 			const { data, ...found } = /** @type {any} */ (await page.get(path, { query: { ...given, cursor } }));
 			items = [...items, ...data];
 			({ cursor, has_more: isMore } = found);
-		}
+		} while (isMore && items.length < (grows ? Number(asked.shown) : 1));
 		return { rows: await present(items, isMore, page), isMore, cursor };
 	}), { rows, isMore, cursor } = found ?? { rows: [], isMore: false, cursor: "" };
 	const { shown, fresh } = useHeld(rows, isMore ? rows.at(-1)?.at ?? "" : "", holds, keyOf, element), { boxOf, bar } = usePicks(shown, keyOf, pick);

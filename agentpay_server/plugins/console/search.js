@@ -26,7 +26,8 @@ export function Search({ offers, close }) {
 		const links = [...box.current.querySelectorAll(".results :is(a, button)")], on = links.indexOf(document.activeElement), input = box.current.querySelector("input");
 		if (event.key === "ArrowDown") (links[on + 1] ?? links[0])?.focus();
 		else if (event.key === "ArrowUp") (links[on - 1] ?? input).focus();
-		else if (event.key === "Enter" && event.target === input) links[0]?.click();
+		// What was found for other words is not opened.
+		else if (event.key === "Enter" && event.target === input) (fit.length || found?.q === q) && links[0]?.click();
 		else return;
 		event.preventDefault();
 	};

@@ -12,8 +12,9 @@ export const useApp = () => useContext(Root);
 export const using = (render) => h(Using, { render });
 const Using = ({ render }) => render(useApp());
 const is = (value) => (value ?? false) !== false;
-// Characters that hide or reorder text let one name pose as another. A joiner between two emoji draws one.
-const HIDDEN = /(?<![\p{Extended_Pictographic}\p{EMod}\uFE0F](?=\u200D\p{Extended_Pictographic}))(?!\n)[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
+// Characters that hide or reorder text let one name pose as another. A joiner between two emoji draws one, and a selector
+// after one draws it in colour.
+const HIDDEN = /(?<![\p{Extended_Pictographic}\p{EMod}\uFE0F](?=\u200D\p{Extended_Pictographic})|\p{Extended_Pictographic}(?=\uFE0F))(?!\n|\uFE0F\u20E3)[\p{Cc}\p{Cf}\p{DI}\p{Zl}\p{Zp}\u2800]/gu;
 export const plain = (text) => String(text).replace(HIDDEN, (c) => `\\u${Number(c.codePointAt(0)).toString(16).padStart(4, "0")}`);
 const safe = (child) => (Array.isArray(child) ? child.map(safe) : typeof child === "string" ? plain(child) : child);
 
@@ -116,6 +117,9 @@ export const facts = (labelled, show = (value) => value) => h("dl.facts", Object
 	return is(shown) && [h("dt", words(label)), h("dd", shown)];
 }));
 
+/** What of `after` differs from `before`. */
+export const changed = (before, after) => Object.fromEntries(Object.entries(after).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(before[name])));
+
 /** What changed between two objects, as rows of field, before and after. */
 export const changes = (before, after, show = (_, value) => valueOf(value)) => {
 	const names = [...new Set([...Object.keys(before ?? {}), ...Object.keys(after ?? {})])]
@@ -136,7 +140,14 @@ const LOOKS = {
 
 export const badge = (status, label = status) => h(`span.badge.${LOOKS[status] ?? "info"}`, words(label));
 export const count = (number, what) => quiet(`${number} ${what}${number === 1 ? "" : "s"}`);
-export const button = (label, act, attributes) => h("button", { type: "button", click: act, ...attributes }, label);
+/** What an element does, which it does not do again before that has ended. */
+const once = (act) => async ({ currentTarget: element }) => {
+	if (element.ariaBusy) return;
+	element.ariaBusy = "true";
+	await Promise.resolve(act(element)).finally(() => { element.ariaBusy = null; });
+};
+
+export const button = (label, act, attributes) => h("button", { type: "button", click: once(act), ...attributes }, label);
 /** What was refused in the form around a field, by the field's name. @type {any} */
 const Faults = createContext({});
 /** `options` are values or pairs of value and text. */
@@ -156,10 +167,13 @@ function Field({ label, name, options, look = "", value, ...props }) {
 export const check = (label, name, checked = false) => h("label", { class: "check" }, h("input", { type: "checkbox", name, defaultChecked: checked }), label);
 const valuesOf = (form) => /** @type {Record<string, string>} */ (Object.fromEntries(new FormData(form)));
 
-export const form = (look, submit, attributes, ...children) => h(`form.${look}`, { ...attributes, submit: (event) => {
-	event.preventDefault();
-	submit(valuesOf(event.currentTarget));
-} }, children);
+export const form = (look, work, attributes, ...children) => {
+	const submit = once((element) => work(valuesOf(element)));
+	return h(`form.${look}`, { ...attributes, submit: (event) => {
+		event.preventDefault();
+		submit(event);
+	} }, children);
+};
 
 /** What `work` of a dialog throws to leave it open, without a fault. */
 export const STAY = new Error("");
@@ -183,7 +197,7 @@ export function Dialog({ title, action, look = "primary", typed = "", cancel = "
 		if (running.current) return;
 		const content = event.currentTarget, { current } = box;
 		blame({ text: "", faults: {} });
-		running.current = (async () => work(valuesOf(content)))();
+		running.current = (async () => work(valuesOf(content), () => current.open))();
 		try {
 			await running.current;
 			current.close("go");
