@@ -231,7 +231,7 @@ def test_a_name_that_hides_something_never_poses_as_another(server: AgentPayServ
     console.go(tab, "transfers")
     account = tab.get_by_role("combobox", name="Account")
     account.fill("Air\u034fline")
-    account.press("Enter")
+    tab.get_by_role("option", name="Air\\u034fline").click()
     expect(account).to_have_value("Air\\u034fline")
 
 
@@ -245,7 +245,7 @@ def test_what_is_sent_twice_at_once_is_done_once(server: AgentPayServer, console
     tab.get_by_role("button", name="Save this point").dblclick()
     says(tab, "Saved.")
     console.go(tab, "overview")
-    assert server.client().accounts.get_balance(account_id).balance_usdc == 100
+    assert server.client().accounts.balance(account_id).balance_usdc == 100
     console.go(tab, "bench")
     expect(tab.locator(".point")).to_have_count(1)
 

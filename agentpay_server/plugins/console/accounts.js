@@ -2,6 +2,7 @@
 
 import { keyList } from "./access.js";
 import { at, call, post, send } from "./api.js";
+import { fund } from "./bench.js";
 import { chart } from "./chart.js";
 import { change, filters, list, named, one, part, party, payeesOf, picker, titled } from "./page.js";
 import { TIMES } from "./timeline.js";
@@ -207,8 +208,7 @@ const editing = ({ account_id: id, name, policy }) => change("Edit policy", (app
 }, { title: `Policy of ${name}`, action: "Review", look: "", wide: true });
 
 const funding = ({ account_id: id, name }) => change("Fund", () => field("USDC", "amount", { value: "100", required: true, inputmode: "decimal" }),
-	({ amount }) => post("/sandbox/accounts/{account_id}/fund", { account_id: id, body: { amount } }).then(() => `${usdc(amount)} test USDC minted.`),
-	{ title: `Fund ${name} with test USDC?`, action: "Fund", look: "" });
+	({ amount }) => fund({ account_id: id, amount }), { title: `Fund ${name} with test USDC?`, action: "Fund", look: "" });
 
 /** Ask what to move, show how the policy judges it, then pay: the same again under the same idempotency key. */
 function moving({ account_id: id, name }) {

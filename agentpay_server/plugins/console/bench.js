@@ -11,21 +11,15 @@ const CHAIN = {
 const EFFECTS = { delay: "held for 3 s", internal_error: "500", unavailable: "503", rate_limited: "429", reset: "connection dropped", reply_lost: "processed, reply lost" };
 const STEPS = { "Run what is due": 0, "+30 s": 30, "+5 min": 300, "+1 h": 3600, "+24 h": 86400 };
 const advance = (seconds) => post("/sandbox/clock/advance", { body: { seconds } }).then(() => "The clock has moved.");
-const fund = ({ account_id, amount }) => post("/sandbox/accounts/{account_id}/fund", { account_id, body: { amount } }).then(() => `${usdc(amount)} test USDC minted.`);
+export const fund = ({ account_id, amount }) => post("/sandbox/accounts/{account_id}/fund", { account_id, body: { amount } }).then(() => `${usdc(amount)} test USDC minted.`);
 const arm = (name, body) => call("PUT", "/sandbox/faults/{name}", { name, body });
 const armOnce = ({ operation, effect }) => arm(`http:${operation}`, { times: 1, effect, delay_ms: effect === "delay" ? 3000 : undefined });
-
-async function jump({ get, now }) {
-	const query = { limit: 100 }, lists = await Promise.all([get("/console/deliveries", { query: { ...query, status: "retrying" } }), get("/console/approvals", { query })]);
-	const due = Math.min(...lists.flatMap(({ data }) => data.map((it) => Date.parse(it.next_attempt_at ?? it.expires_at))));
-	return due === Infinity ? "No delivery and no approval is due." : advance(Math.max(0, (due - now()) / 1000));
-}
 
 const section = (title, ...parts) => h("section.card", h("h2", title), parts);
 
 export const bench = ({ app }) => h("div.benches",
 	section("Clock", one("/sandbox/clock", {}, ({ now }) => h("p.amount", moment(now))),
-		app.state.summary.is_clock_manual ? h("div.actions", Object.entries(STEPS).map(([label, seconds]) => does(label, () => advance(seconds))), does("To the next due", jump))
+		app.state.summary.is_clock_manual ? h("div.actions", Object.entries(STEPS).map(([label, seconds]) => does(label, () => advance(seconds))))
 			: h("p.quiet", "This server runs on the system's clock. Start one with --clock manual to move time.")),
 	section("Fund", form("fields", (given) => app.act(() => fund(given)), {}, accountField(), field("USDC", "amount", { value: "100", required: true }), h("button", "Fund"))),
 	section("Rewind", app.state.summary.keeps_snapshots ? [

@@ -46,8 +46,7 @@ const transfer = ({ id: transfer_id }) => part(async ({ app, get }) => {
 	h("div.card", h("div.head", big(it.amount_usdc), badge(it.status), isUndelivered(it.pay) && badge("failed", "not delivered"), h("span.grow"), code(it.transfer_id), copies("Copy id", it.transfer_id, "tiny")),
 		h("p", party(it.from), quiet(" pays "), it.pay ? said(it.pay.origin) : party(it.to)), h("p", memoOf(it)), outcome(it),
 		it.pending && h("div.decision", stakes(it.pending), h("div.actions", reject(it.pending, app), approve(it.pending, app))),
-		it.pay && h("div.actions", copies("Copy as curl", `curl -gi --url ${quoted(it.pay.url ?? it.pay.origin)}`),
-			link(`#/access/sellers?origin=${encodeURIComponent(it.pay.origin)}`, "Pin this seller"))),
+		it.pay && h("div.actions", link(`#/access/sellers?origin=${encodeURIComponent(it.pay.origin)}`, "Pin this seller"))),
 	it.pay && h("p.lanes", { "aria-hidden": "true" }, LANES.map((name) => h("span", name))),
 	h("ol.steps", story(it))));
 
@@ -146,6 +145,3 @@ function decoded(receipt) {
 		return receipt;
 	}
 }
-
-// What a seller or an agent wrote: no control characters, which terminals obey within quotes, and no quotes.
-const quoted = (url) => `'${url.replace(/[^!-~]+/g, encodeURIComponent).replaceAll("'", "%27")}'`;
