@@ -3,11 +3,11 @@
 import { call, post } from "./api.js";
 import { accountField, change, does, filters, keyName, list, named, party, picker } from "./page.js";
 import { EVENTS, REGISTER, TIMES } from "./timeline.js";
-import { badge, changed, changes, check, code, facts, field, h, json, lines, link, moment, quiet, said, singular, span, subject, SUM, usdc, words } from "./ui.js";
+import { badge, changed, changes, check, code, facts, field, h, json, lines, link, moment, quiet, said, singular, span, subject, SUM, tab, usdc, words } from "./ui.js";
 
 const AGENT_KEYS = "/console/agent-keys", OPERATOR_KEYS = "/console/operator-keys";
 const revoke = (/** @type {typeof AGENT_KEYS | typeof OPERATOR_KEYS} */ path, { key_id }) => call("DELETE", `${path}/{key_id}`, { key_id });
-const revoking = (path, it) => change("Revoke", "It is refused from now on.", () => revoke(path, it).then(() => "Done."), { title: `Revoke the key ${it.name ?? it.key_id}?`, action: "Revoke" });
+const revoking = (path, it) => change("Revoke", "It is refused from now on.", () => revoke(path, it), { title: `Revoke the key ${it.name ?? it.key_id}?`, action: "Revoke" });
 
 const keyFacts = (it) => [
 	it.name ? said(it.name) : quiet("no name"),
@@ -20,14 +20,18 @@ const keyRow = (it, app) => [
 ];
 const KEYS = { row: keyRow, heads: ["Name", "For", "Key", "Created", ["", "end"]], cols: "minmax(0, 1.2fr) minmax(0, 1fr) 10rem 9.5rem 6.5rem" };
 
-const newKey = (fields) => change("New agent key", () => [fields, field("Name", "name", { maxlength: 100 }),
+/** A button that creates something, whose secret is shown once. */
+const creates = (label, fields, make) => change(label, fields, async (given, app) => {
+	const made = await make(given);
+	return () => app.showSecret(label, made);
+}, { title: label, action: "Create", look: "primary" });
+
+const newKey = (fields) => creates("New agent key", () => [fields, field("Name", "name", { maxlength: 100 }),
 	field("Expires after seconds", "expires_in", { inputmode: "numeric", pattern: "[0-9]+" }),
 	field("Most it may spend, USDC", "max_total_usdc", SUM)],
-async ({ account_id, name, expires_in, max_total_usdc }, app) => {
-	const body = { account_id, name: name || undefined, expires_in: expires_in ? Number(expires_in) : undefined, max_total_usdc: max_total_usdc || undefined };
-	const created = await post(AGENT_KEYS, { body });
-	return () => app.showSecret("New agent key", created);
-}, { title: "New agent key", action: "Create", look: "primary" });
+({ account_id, name, expires_in, max_total_usdc }) => post(AGENT_KEYS, { body: {
+	account_id, name: name || undefined, expires_in: expires_in ? Number(expires_in) : undefined, max_total_usdc: max_total_usdc || undefined,
+} }));
 
 /** The keys of one account, revoked ones too, each with what it did. */
 export const keyList = (account_id) => [
@@ -78,7 +82,7 @@ function webhookRow({ webhook_id, url, events, account_ids: ids, low_balance_thr
 	];
 	const save = async ({ url: address, added, low_balance_threshold_usdc: least, ...boxes }) => {
 		const account_ids = [...ids.filter((each) => each in boxes), ...(added ? [added] : [])];
-		const wanted = { url: address, events: [...new Set([...events, ...EVENTS])].filter((type) => type in boxes), account_ids, low_balance_threshold_usdc: least.trim() ? Number(least) : null };
+		const wanted = { url: address, events: chosen(boxes, events), account_ids, low_balance_threshold_usdc: least.trim() ? Number(least) : null };
 		// Nothing else, which another person may have changed.
 		const body = changed({ url, events, account_ids: ids, low_balance_threshold_usdc: threshold }, wanted);
 		await call("PATCH", "/console/webhooks/{webhook_id}", { webhook_id, body });
@@ -96,17 +100,16 @@ function webhookRow({ webhook_id, url, events, account_ids: ids, low_balance_thr
 			does("Test", () => post("/console/webhooks/{webhook_id}/test", { webhook_id }), "A test event is on its way: see its deliveries."),
 			change("Rotate", () => field("Both secrets sign for", "overlap_seconds", { required: true, value: "86400", options: [["86400", "24 hours"], ["3600", "1 hour"], ["604800", "7 days"], ["0", "no time: the old one leaked"]] }),
 				rotate, { title: `Rotate the secret of ${url}?`, action: "Rotate", look: "" }),
-			change("Delete", "Nothing more is sent to it.", () => call("DELETE", "/console/webhooks/{webhook_id}", { webhook_id }).then(() => "Done."), { title: `Delete ${url}?` })),
+			change("Delete", "Nothing more is sent to it.", () => call("DELETE", "/console/webhooks/{webhook_id}", { webhook_id }), { title: `Delete ${url}?` })),
 	];
 }
 
 const eventFields = (events) => h("fieldset", h("legend", "Events"), EVENTS.map((type) => check(type, type, events.includes(type))));
-const chosen = (boxes) => /** @type {any} */ (EVENTS.filter((type) => type in boxes));
+/** The events that are ticked, those of `before` first: an order is no change. */
+const chosen = (boxes, before = []) => /** @type {any} */ ([...new Set([...before, ...EVENTS])].filter((type) => type in boxes));
 
-const newWebhook = () => change("New webhook", () => [field("URL", "url", { type: "url", required: true }), eventFields(EVENTS)], async ({ url, ...boxes }, app) => {
-	const created = await post("/v1/webhooks", { body: { url, events: chosen(boxes) } });
-	return () => app.showSecret("New webhook", created);
-}, { title: "New webhook", action: "Create", look: "primary" });
+const newWebhook = () => creates("New webhook", () => [field("URL", "url", { type: "url", required: true }), eventFields(EVENTS)],
+	({ url, ...boxes }) => post("/v1/webhooks", { body: { url, events: chosen(boxes) } }));
 
 const sellerFields = (it) => [
 	field("Category", "category", { value: it.category ?? "", placeholder: "as its challenge says", maxlength: 64 }),
@@ -126,7 +129,7 @@ const sellerRow = (it) => [
 	[it.recipients ? it.recipients.map((each) => [code(each), " "]) : quiet("any address")], h("span.number", { "data-head": "At most" }, it.max_amount ? usdc(it.max_amount) : quiet("no limit")),
 	it.blocked ? badge("rejected", "blocked") : "",
 	h("span.buttons", change("Edit", () => sellerFields(it), (given) => pin(it.origin, given), { title: `Edit ${it.origin}`, action: "Save", look: "" }),
-		change("Unpin", "Its challenges say again what it is.", () => call("DELETE", "/console/origins/{origin}", { origin: it.origin }).then(() => "Done."), { title: `Unpin ${it.origin}?` })),
+		change("Unpin", "Its challenges say again what it is.", () => call("DELETE", "/console/origins/{origin}", { origin: it.origin }), { title: `Unpin ${it.origin}?` })),
 ];
 
 const newSeller = (origin = "") => change("Pin a seller", () => [
@@ -141,10 +144,8 @@ const TABS = {
 	},
 	operators: {
 		label: "Operator keys", path: OPERATOR_KEYS, exports: "operator-keys", ...KEYS, refusal: "Signed in by a link, this browser can neither create nor revoke operator keys.",
-		create: () => change("New operator key", () => field("Name", "name", { maxlength: 100, required: true }), async ({ name }, app) => {
-			const created = await post(OPERATOR_KEYS, { body: { name } });
-			return () => app.showSecret("New operator key", created);
-		}, { title: "New operator key", action: "Create", look: "primary" }),
+		create: () => creates("New operator key", () => field("Name", "name", { maxlength: 100, required: true }),
+			({ name }) => post(OPERATOR_KEYS, { body: { name } })),
 	},
 	webhooks: {
 		label: "Webhooks", path: "/console/webhooks", create: newWebhook, row: webhookRow, exports: "webhooks",
@@ -193,8 +194,7 @@ export function access({ app, id, asked: { origin } }) {
 	};
 	return [
 		h("div.actions.corner", create && !isRefused && create(origin)),
-		h("p.tabs.wide", Object.entries(TABS).map(([id, { label }]) =>
-			h("a", { href: `#/access/${id}`, "aria-current": id === chosen && "true" }, label))),
+		h("p.tabs.wide", Object.entries(TABS).map(([id, { label }]) => tab(label, `#/access/${id}`, id === chosen))),
 		by && filters(by),
 		isRefused && h("p.quiet", refusal),
 		list({ ...others, path, pick, }),

@@ -1,13 +1,14 @@
 // @ts-check
 
 import { keyList } from "./access.js";
-import { at, call, post, send } from "./api.js";
+import { call, post, send } from "./api.js";
 import { fund } from "./bench.js";
 import { chart } from "./chart.js";
-import { change, filters, list, named, one, part, party, payeesOf, picker, titled } from "./page.js";
+import { change, filters, here, list, named, one, part, party, payeesOf, picker, titled } from "./page.js";
 import { TIMES } from "./timeline.js";
 import {
-	badge, balanceOf, big, changed, changes, check, code, copies, facts, field, h, lines, link, meter, moment, money, quiet, said, STAY, subject, SUM, usdc, whole, words, ZONE,
+	badge, balanceOf, big, changed, changes, check, code, copies, explorer, facts, field, h, lines, link, meter, moment, money, quiet, said, STAY, subject, SUM,
+	tab, usdc, whole, words, ZONE,
 } from "./ui.js";
 
 const HOUR = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
@@ -16,9 +17,9 @@ const tile = (page, label, count, look = "") => h("li", link(`#/${page}`, h(`str
 
 /** Spend over time, of one account or of all; with a limit a day, if `limitOf` an account finds one. */
 function spending({ by = "hour" }, account_id, limitOf = (_app) => null) {
-	const tab = (name, label) => h("a", { href: at(location.hash.split("?")[0] || "#/overview", { by: name }), "aria-current": by === name && "true" }, label);
+	const period = (name, label) => tab(label, here({ by: name }), by === name);
 	return h("section.card",
-		h("div.head", h("h2.grow", "Spend"), h("p.tabs", tab("hour", "24 hours"), tab("day", ZONE.endsWith("UTC") ? "30 days" : "30 days of UTC"))),
+		h("div.head", h("h2.grow", "Spend"), h("p.tabs", period("hour", "24 hours"), period("day", ZONE.endsWith("UTC") ? "30 days" : "30 days of UTC"))),
 		part((page) => page.get("/console/spend", { query: { account_id, by } }),
 			({ data }, app) => chart(data, limitOf(app), (iso) => (by === "hour" ? HOUR : DAY).format(new Date(iso)), by === "hour")));
 }
@@ -98,7 +99,7 @@ function suspended({ account_id: id, name, signing_stopped_at: since, suspension
 		h("p", h("strong", "Suspended since ", moment(since)), ": nothing of it is signed. ", cause),
 		why && facts({
 			About: subject(why.subject), Transaction: why.tx_signature ? h("code", why.tx_signature) : "Only the balance shows it",
-			Explorer: why.chain_explorer_url && h("a", { href: why.chain_explorer_url, target: "_blank", rel: "noreferrer" }, why.chain_explorer_url),
+			Explorer: explorer(why.chain_explorer_url, why.chain_explorer_url),
 		}),
 		h("p", `Check ${check}. Then let it sign again here, or with `, h("code", `agentpay accounts unblock ${id}`), ". ", link(`#/access/audit?account_id=${id}`, "Audit trail")),
 		change("Unblock", "Only after its history matches the chain: its transfers are signed again.",
@@ -141,7 +142,7 @@ export const account = ({ app, id, asked }) => [
 			const sellers = await payeesOf(app, items.filter(isFar).map(subjectOf), { account_id: id });
 			return items.map((it) => ({ ...it, seller: isFar(it) ? sellers.get(subjectOf(it))?.origin : null }));
 		},
-		row: ({ direction, memo, rejection_reason: reason, transfer_id, session_id, seller, chain_explorer_url: explorer, ...it }) => {
+		row: ({ direction, memo, rejection_reason: reason, transfer_id, session_id, seller, ...it }) => {
 			const isIn = direction === "in";
 			const subject = isIn || !transfer_id ? session_id && `sessions/${session_id}` : `transfers/${transfer_id}`;
 			const whom = seller ? ["to ", said(seller), quiet(" · 402")] : it.counterparty ? [isIn ? "from " : "to ", party(it.counterparty)] : it.type === "deposit" ? "Minted" : words(it.type);
@@ -149,7 +150,7 @@ export const account = ({ app, id, asked }) => [
 				moment(it.created_at), badge(it.status, it.type),
 				[
 					whom, memo && [quiet(" · "), said(memo)], reason && quiet(` · ${words(reason)}`),
-					it.type === "deposit" && [quiet(" · "), code(it.tx_signature), explorer && [" ", h("a", { href: explorer, target: "_blank", rel: "noreferrer" }, "Explorer")]],
+					it.type === "deposit" && [quiet(" · "), code(it.tx_signature), " ", explorer(it.chain_explorer_url)],
 				],
 				h("strong.number", money(it.amount_usdc, it.status === "settled" ? (isIn ? "+" : "−") : "")), subject ? link(`#/${subject}`, "Open") : "",
 			];

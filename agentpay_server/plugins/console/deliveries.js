@@ -3,7 +3,7 @@
 import { post } from "./api.js";
 import { change, filters, instant, list, useLoad } from "./page.js";
 import { REGISTER, TIMES } from "./timeline.js";
-import { badge, code, count, field, h, link, moment, momentText, quiet, said } from "./ui.js";
+import { badge, code, count, field, h, link, moment, momentText, quiet, said, tab } from "./ui.js";
 
 export function deliveries({ app, asked: { id = "", webhook_id, needs_attention: isOpen, status } }) {
 	const webhooks = useLoad((page) => page.get("/console/webhooks", { query: { limit: 100 } }))?.data ?? [];
@@ -23,11 +23,10 @@ export function deliveries({ app, asked: { id = "", webhook_id, needs_attention:
 		const { data } = await post("/console/events/{event_id}/replay", { event_id: it.event_id, body: to === "*" ? {} : { webhook_id: to } });
 		return `Replayed as ${data.length === 1 ? "a new delivery" : `${data.length} new deliveries`}.`;
 	}, { look: "", title: `Replay ${it.event_type}?`, action: "Replay" });
-	const tab = (label, query, isOn) => h("a", { href: `#/deliveries${query}`, "aria-current": isOn && "true" }, label);
 	return [
 		h("div.actions.corner", change("Replay undelivered", choice, replayAll, { look: "", action: "Replay" })),
-		h("p.tabs.wide", tab("Needs attention", "?needs_attention=true", isOpen), tab("Retrying", "?status=retrying", status === "retrying"),
-			tab("All", "", !isOpen && status !== "retrying")),
+		h("p.tabs.wide", tab("Needs attention", "#/deliveries?needs_attention=true", isOpen),
+			tab("Retrying", "#/deliveries?status=retrying", status === "retrying"), tab("All", "#/deliveries", !isOpen && status !== "retrying")),
 		(isOpen || status === "undelivered") && h("p", retrying > 0 && link("#/deliveries?status=retrying", `${retrying} more being retried`)),
 		filters({
 			id: ["Event or transfer", { type: "search" }],

@@ -222,7 +222,8 @@ function Picker({ label, name, required = false, value = "", any = false, ...pro
 }
 
 export const accountField = (props = {}) => picker("Account", "account_id", { required: true, ...props });
-const here = (query) => at(location.hash.split("?")[0] || "#/", query);
+/** This page with another query. */
+export const here = (query) => at(location.hash.split("?")[0] || "#/", query);
 export const instant = (local) => (isNaN(Date.parse(local)) ? local : new Date(local).toISOString());
 export const inTime = (/** @type {any} */ { since, until, ...others }) => ({ ...others, since: instant(since), until: instant(until) });
 /** What the address asks of a list, with moments in UTC. */

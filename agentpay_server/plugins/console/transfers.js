@@ -3,7 +3,7 @@
 import { approve, judged, memoOf, reject, splitsOf, stakes } from "./approvals.js";
 import { filters, list, part, party, titled } from "./page.js";
 import { TIMES } from "./timeline.js";
-import { badge, big, code, copies, createdAt, facts, fields, h, isUndelivered, json, link, moment, money, quiet, said, span, SUM, usdc, whole, words } from "./ui.js";
+import { badge, big, code, copies, createdAt, explorer, facts, fields, h, isUndelivered, json, link, moment, money, quiet, said, span, SUM, usdc, whole, words } from "./ui.js";
 
 const STATUSES = ["pending_approval", "approved", "submitted", "settled", "rejected", "failed"];
 const ERRORS = ["policy_violation", "account_paused", "insufficient_balance", "escalation_rejected", "escalation_expired", "session_cap_exceeded", "fee_budget_exceeded", "payment_expired", "transfer_failed"];
@@ -100,7 +100,7 @@ function story({ events, deliveries, pay, status, message, ...it }) {
 		},
 			isSettled ? "Final on chain." : failed ? message : "Waiting for finality.",
 			facts({ Transaction: it.tx_signature ?? pay?.tx_signature, "Can land until": isSettled || failed ? null : pay?.expires_at }, whole),
-			it.chain_explorer_url && h("p", h("a", { href: it.chain_explorer_url, target: "_blank", rel: "noreferrer" }, "Explorer"))),
+			h("p", explorer(it.chain_explorer_url))),
 		step("Events", { look: events.length ? "ok" : "info" }, events.length ? events.map(eventOf) : "None yet."),
 		deliveries.length
 			? step("Deliveries", { look: deliveryLook(deliveries) }, deliveries.map(deliveryOf))

@@ -44,6 +44,9 @@ export const isUndelivered = (pay) => Boolean(pay?.outcome) && (pay.outcome.stat
 export const words = (text) => text.replaceAll("_", " ");
 export const whole = (text) => text && h("code", text);
 export const link = (href, ...children) => h("a", { href }, children);
+export const tab = (label, href, isOn) => h("a", { href, "aria-current": isOn && "true" }, label);
+/** A transaction in the chain's explorer. */
+export const explorer = (href, text = "Explorer") => href && h("a", { href, target: "_blank", rel: "noreferrer" }, text);
 export const json = (value) => h("pre", JSON.stringify(value, null, 2));
 const DIGITS = "0123456789abcdefghjkmnpqrstvwxyz";
 /** When an object was created, from its identifier (a ULID, by rule R13). */
