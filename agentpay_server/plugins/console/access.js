@@ -2,7 +2,7 @@
 
 import { call, post } from "./api.js";
 import { accountField, change, does, filters, keyName, list, named, party, picker } from "./page.js";
-import { EVENTS, REGISTER, TIMES } from "./timeline.js";
+import { BY_ACCOUNT, BY_KEY, EVENTS, REGISTER, TIMES } from "./timeline.js";
 import { badge, changed, changes, check, code, facts, field, h, json, lines, link, moment, quiet, said, singular, span, subject, SUM, tab, usdc, words } from "./ui.js";
 
 const AGENT_KEYS = "/console/agent-keys", OPERATOR_KEYS = "/console/operator-keys";
@@ -162,9 +162,7 @@ const TABS = {
 	audit: {
 		label: "Audit", path: "/console/audit", keyOf: JSON.stringify, exports: "audit",
 		heads: ["When", "What", "Which", "Who"], cols: "9.5rem minmax(0, 1.2fr) minmax(0, 1.4fr) minmax(0, 1fr)",
-		filters: {
-			account_id: ["Account", { picks: true }], action: ["Action", { type: "search", placeholder: "policies.put" }], key_id: ["Key", { type: "search", placeholder: "key_…" }], ...TIMES,
-		},
+		filters: { ...BY_ACCOUNT, action: ["Action", { type: "search", placeholder: "policies.put" }], ...BY_KEY, ...TIMES },
 		none: ["No key has changed anything yet. Try:", "client.policies.pause(account_id)"],
 		row: auditRow,
 		fold: (it) => [

@@ -24,8 +24,6 @@ function spending({ by = "hour" }, account_id, limitOf = (_app) => null) {
 			({ data }, app) => chart(data, limitOf(app), (iso) => (by === "hour" ? HOUR : DAY).format(new Date(iso)), by === "hour")));
 }
 
-const SORTS = ["name", "balance", "spent", "limit"];
-
 export const overview = ({ app, asked }) => {
 	const { summary: it } = app.state;
 	return [
@@ -36,7 +34,6 @@ export const overview = ({ app, asked }) => {
 		h("div.head", h("h2.grow", "Accounts"), resumeAll(), pauseAll(), newAccount()),
 		list({
 			path: "/console/accounts", exports: "accounts",
-			query: { sort: SORTS.includes((asked.sort ?? "").replace("-", "")) ? asked.sort : undefined },
 			heads: [["Account", "", "name"], "Status", ["Balance", "number", "balance"], ["Spent in 24 h", "number", "spent"], ["Daily limit", "number", "limit"], ""],
 			cols: "minmax(0, 1fr) 5.5rem 10.5rem 9.5rem 9.5rem minmax(5rem, .15fr)",
 			none: ["No accounts yet. Create one:", 'client.accounts.create(name="Research bot")'],

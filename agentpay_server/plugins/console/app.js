@@ -13,7 +13,7 @@ import { timeline } from "./timeline.js";
 import { transfers } from "./transfers.js";
 import { $, button, code, Component, copies, Dialog, facts, field, form, h, link, render, Root, said, ZONE } from "./ui.js";
 
-/** Name, title, content, key after `g`, icon. @type {any[][]} */
+/** Name, title, content; of a page of the bar, key after `g` and icon. @type {any[][]} */
 const PAGES = [
 	["overview", "Overview", overview, "o", "M4 4h6v7H4zM14 4h6v4h-6zM14 12h6v8h-6zM4 15h6v5H4z"],
 	["approvals", "Approvals", approvals, "a", "M4 12.5 9.5 18 20 6"],
@@ -23,9 +23,8 @@ const PAGES = [
 	["sessions", "Sessions", sessions, "s", "M12 4a8 8 0 1 0 8 8M12 8v4l3 2"],
 	["access", "Access", access, "k", "M12 9a4 4 0 1 0-3 6L13 12h7v4M17 12v3"],
 	["bench", "Test bench", bench, "b", "M9 4h6M10 4v6l-5 9h14l-5-9V4"],
+	["accounts", "Account", account],
 ];
-/** Pages of the overview. */
-const OTHERS = [["accounts", "Account", account]];
 const KEYS = {
 	"j k": "Next, previous row", "a r": "Approve, reject the row", "/ Ctrl-K": "Search for anything, or for an action", "?": "This list", Esc: "Leave a dialog or field",
 };
@@ -34,7 +33,6 @@ const NAME = "agentpay console", REFUSED = "This key is unknown, revoked or expi
 const LOGO = "M5 18 12 5l7 13M8 14h8", LENS = "M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14M16 16l4.5 4.5";
 const icon = (d) => h("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, h("path", { d }));
 const keep = (key) => { sessionStorage[KEY] = key.trim(); };
-const operator = ({ id, name }) => [said(name), " ", code(id)];
 
 /** The operator of a key; undefined if the key is not accepted. */
 const whose = (key) => Promise.all([read("/whoami", { key }), read("/console/summary", { key })]).then(
@@ -73,7 +71,9 @@ export class App extends Component {
 		addEventListener("unauthorized", () => { if (!this.signedIn.signal.aborted) this.signIn(REFUSED); });
 		addEventListener("hashchange", () => (location.hash.startsWith("#code=") ? location.reload() : this.route()));
 		addEventListener("keydown", (event) => this.press(event));
-		for (const [name, isAnswered] of Object.entries({ answered: true, unanswered: false })) addEventListener(name, () => { if (this.state.isAnswered !== isAnswered) this.setState({ isAnswered }); });
+		for (const name of ["answered", "unanswered"]) addEventListener(name, () => {
+			if (this.state.isAnswered !== (name === "answered")) this.setState({ isAnswered: name === "answered" });
+		});
 		for (const name of ["offline", "online"]) addEventListener(name, () => this.setState({ isOnline: navigator.onLine }));
 		this.tabs.addEventListener("message", ({ data }) => this.hear(data));
 		history.scrollRestoration = "manual";
@@ -109,10 +109,8 @@ export class App extends Component {
 			throw error;
 		});
 		const isOther = before && now && before.id !== now.id;
-		if (isOther && !await this.ask(
-			{ title: `Leave ${before.name}?`, action: `Sign in as ${now.name}`, look: "danger", cancel: `Stay ${before.name}` },
-			facts({ "Signed in as": operator(before), "The link signs in as": operator(now) }),
-		)) {
+		const asked = { title: `Leave ${before?.name}?`, action: `Sign in as ${now?.name}`, look: "danger", cancel: `Stay ${before?.name}` };
+		if (isOther && !await this.ask(asked, facts({ "Signed in as": before, "The link signs in as": now }, ({ id, name }) => [said(name), " ", code(id)]))) {
 			await this.revoke(key);
 			return "";
 		}
@@ -201,7 +199,7 @@ export class App extends Component {
 		if (before && this.page) left.set(before.entry, { top: scrollY, open: [...this.page.open] });
 		history.replaceState(entry, "");
 		const [path, search] = location.hash.slice(2).split("?"), [wanted, id = ""] = path.split("/");
-		const [name, label, content, letter] = [...PAGES, ...OTHERS].find(([name]) => name === wanted) ?? PAGES[0];
+		const [name, label, content, letter] = PAGES.find(([name]) => name === wanted) ?? PAGES[0];
 		const place = { entry, name: letter ? name : "overview", label, content, id, asked: Object.fromEntries(new URLSearchParams(search)), left: left.get(entry) };
 		this.setState(({ turns }) => ({ place, turns: turns + 1 }));
 	}
@@ -268,9 +266,10 @@ export class App extends Component {
 		h("p", "It is never shown again."), h("p.secret", h("code", secret), copies("Copy", secret)));
 
 	/** The pages of the bar that this server has. */
-	pages = () => PAGES.filter(([name]) => name !== "bench" || this.me.is_test_money);
+	pages = () => PAGES.filter(([name, , , letter]) => letter && (name !== "bench" || this.me.is_test_money));
 	seek = () => this.setState({ isSeeking: true });
-	help = () => this.ask({ title: "Keyboard", action: "Close", cancel: "" }, facts({ ...Object.fromEntries(PAGES.map(([, label, , letter]) => [`g ${letter}`, label])), ...KEYS }));
+	help = () => this.ask({ title: "Keyboard", action: "Close", cancel: "" },
+		facts({ ...Object.fromEntries(this.pages().map(([, label, , letter]) => [`g ${letter}`, label])), ...KEYS }));
 
 	press(event) {
 		const on = event.target, letter = event.key, isWith = event.ctrlKey || event.metaKey;
@@ -279,7 +278,7 @@ export class App extends Component {
 			if (letter === "Escape") on.blur();
 			return;
 		}
-		const row = document.activeElement?.closest("[data-row]"), to = this.isGoing && PAGES.find(([, , , key]) => key === letter);
+		const row = document.activeElement?.closest("[data-row]"), to = this.isGoing && this.pages().find(([, , , key]) => key === letter);
 		this.isGoing = letter === "g";
 		if (isWith) this.seek();
 		else if (to) location.hash = `#/${to[0]}`;
@@ -356,11 +355,12 @@ function strip(/** @type {import("./api.js").Schemas["ConsoleSummary"]} */ it, i
 		approvals: [`${it.pending_approvals} waiting`, "#/approvals"],
 		undelivered_deliveries: [`${it.undelivered_deliveries} undelivered`, "#/deliveries?needs_attention=true"],
 		stuck_settlements: [`${it.stuck_settlements} stuck`, "#/transfers?status=submitted"],
-		// Test money's treasury never runs dry.
-		...((!isTest || it.needs_attention.includes("treasury")) && { treasury: [`Treasury ${treasury}`] }),
-		...Object.fromEntries(it.needs_attention.filter((part) => ["clock", "workers"].includes(part)).map((part) => [part, [`${part === "clock" ? "Clock differs" : "Work is late"}`]])),
+		treasury: [`Treasury ${treasury}`],
+		clock: ["Clock differs"], workers: ["Work is late"],
 	};
-	return Object.entries(parts).map(([part, [text, href]]) => h(it.needs_attention.includes(part) ? "li.bad" : "li", href ? h("a", { href }, text) : text));
+	// Test money's treasury never runs dry.
+	const isBad = (part) => it.needs_attention.includes(part), isShown = (part) => isBad(part) || !["clock", "workers", isTest && "treasury"].includes(part);
+	return Object.entries(parts).filter(([part]) => isShown(part)).map(([part, [text, href]]) => h(isBad(part) ? "li.bad" : "li", href ? link(href, text) : text));
 }
 
 render(h(App, {}), $("#app"));

@@ -26,8 +26,8 @@ export const judged = (it, app) => ({
 	...it, left: remains(it, app), age: ago(app.now() - Date.parse(it.created_at)), ends: it.expires_at && span(Date.parse(it.expires_at) - app.now()),
 });
 
-export const stakes = (it) => facts({
-	Splits: splitsOf(it), Category: it.category && said(it.category), Asked: it.age, "Expires in": it.ends, Leaves: afterwards(it),
+export const stakes = (it, others = {}) => facts({
+	...others, Splits: splitsOf(it), Category: it.category && said(it.category), Asked: it.age, "Expires in": it.ends, Leaves: afterwards(it),
 });
 
 export const splitsOf = ({ splits }) => splits?.map((part) => h("div", `${usdc(part.amount_usdc)} of it to `, whole(part.recipient)));
@@ -44,10 +44,7 @@ const question = (verb, it, { nameOf }) => `${verb} ${usdc(it.amount_usdc)} USDC
 
 export function approve(it, app) {
 	const sum = usdc(it.amount_usdc), { nameOf } = app;
-	const details = () => facts({
-		From: said(nameOf(it.from)), To: [said(nameOf(it.to)), " ", whole(it.to)],
-		Splits: splitsOf(it), Memo: memoOf(it), Leaves: afterwards(it),
-	});
+	const details = () => stakes(it, { From: said(nameOf(it.from)), To: [said(nameOf(it.to)), " ", whole(it.to)], Memo: memoOf(it) });
 	return change("Approve", details, () => decide(it, "approve", `${sum} USDC paid to ${nameOf(it.to)}.`),
 		{ title: question("Pay", it, app), action: `Pay ${sum} USDC`, typed: app.me.is_test_money ? "" : sum, look: "primary", "data-hot": "a" });
 }

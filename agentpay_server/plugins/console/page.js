@@ -227,7 +227,7 @@ export const here = (query) => at(location.hash.split("?")[0] || "#/", query);
 export const instant = (local) => (isNaN(Date.parse(local)) ? local : new Date(local).toISOString());
 export const inTime = (/** @type {any} */ { since, until, ...others }) => ({ ...others, since: instant(since), until: instant(until) });
 /** What the address asks of a list, with moments in UTC. */
-const askedOf = ({ back, sort, shown, by, id, origin, ...others }) => inTime(others);
+const askedOf = ({ back, shown, by, id, origin, ...others }) => inTime(others);
 /** Whether a list is narrowed by what somebody typed. */
 const isFiltered = (asked) => Object.keys(asked).some((name) => !["cursor", "back", "sort", "shown", "needs_attention", "by"].includes(name));
 
@@ -321,7 +321,7 @@ function useHeld(rows, end, isHolding, keyOf, element) {
 export const list = (given) => h(List, given);
 
 function List({ path, query, look = "", row, fold, none, heads, cols, asked: own, grows = false, holds = false, exports = "", pick = null, present = (items, isMore, page) => items, keyOf = (item) => Object.values(item)[0] }) {
-	const { page } = useApp(), asked = own ?? page.asked, given = { limit: 50, ...askedOf(asked), ...query }, table = useRef(null), element = useRef(null);
+	const { page } = useApp(), asked = own ?? page.asked, given = { limit: 50, ...askedOf(asked), ...query }, element = useRef(null);
 	const found = useLoad(async () => {
 		let items = /** @type {any[]} */ ([]), { cursor } = given, isMore = true;
 		do {
@@ -333,19 +333,19 @@ function List({ path, query, look = "", row, fold, none, heads, cols, asked: own
 	}), { rows, isMore, cursor } = found ?? { rows: [], isMore: false, cursor: "" };
 	const { shown, fresh } = useHeld(rows, isMore ? rows.at(-1)?.at ?? "" : "", holds, keyOf, element), { boxOf, bar } = usePicks(shown, keyOf, pick);
 	useLayoutEffect(() => {
-		const digits = [...table.current.querySelectorAll(".number .usdc")].map((each) => Number(each.dataset.digits));
-		table.current.style.setProperty("--most", String(Math.max(0, ...digits)));
+		const digits = [...element.current.querySelectorAll(".number .usdc")].map((each) => Number(each.dataset.digits));
+		element.current.parentElement.style.setProperty("--most", String(Math.max(0, ...digits)));
 	});
 	const { cursor: on = "", back, ...others } = asked, steps = back === undefined ? [] : back.split(",");
 	const older = { ...others, cursor, back: [...steps, on].join() || "," };
 	const empty = isFiltered(asked)
 		? h("li.empty", h("p", "Nothing matches these filters."), h("p", link(location.hash.split("?")[0], "Clear the filters")))
 		: none && h("li.empty", h("p", none[0]), none[1] && h("code", none[1]));
-	const body = h(`ul.rows${look}${heads ? "" : ".card"}`, { ref: heads ? element : (it) => { element.current = table.current = it; } },
+	const body = h(`ul.rows${look}${heads ? "" : ".card"}`, { ref: element },
 		shown.map((item) => h(Row, { key: keyOf(item), name: keyOf(item), item, row, fold, isPicking: Boolean(pick), box: boxOf(item) })), found && !shown.length && empty);
 	return [
 		fresh,
-		heads ? h("div.card.listing", { ref: table, style: { "--cols": pick ? `1.25rem ${cols}` : cols } }, sorter(heads, asked),
+		heads ? h("div.card.listing", { style: { "--cols": pick ? `1.25rem ${cols}` : cols } }, sorter(heads, asked),
 			h("div.row.heads", pick && h("span"), heads.map((head) => headOf(head, asked))), body, bar) : body,
 		h("div.foot", h("p.actions.turns",
 			on && link(here({ ...others, cursor: steps.at(-1), back: steps.length > 1 ? steps.slice(0, -1).join() || "," : "" }), "Newer"),

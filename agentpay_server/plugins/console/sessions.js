@@ -2,13 +2,11 @@
 
 import { post } from "./api.js";
 import { change, filters, list, one, party, titled } from "./page.js";
+import { BY_ACCOUNT } from "./timeline.js";
 import { badge, big, facts, h, link, meter, moment, quiet, said, usdc, whole, words } from "./ui.js";
 
 export const sessions = ({ id }) => (id ? one("/sessions/{session_id}", { session_id: id }, session) : [
-	filters({
-		account_id: ["Account", { picks: true }],
-		status: ["Status", { options: ["opening", "open", "closing", "settled", "failed"] }],
-	}),
+	filters({ ...BY_ACCOUNT, status: ["Status", { options: ["opening", "open", "closing", "settled", "failed"] }] }),
 	list({
 		path: "/sessions", exports: "sessions",
 		heads: ["Opened", "Status", "From → to", "Charged of cap", ["USDC", "number"], ["", "end"]],

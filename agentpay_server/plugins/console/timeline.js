@@ -10,6 +10,8 @@ export const EVENTS = Object.keys(STATUS);
 export const REGISTER = 'client.webhooks.create(url="https://…", events=["transfer.settled"])';
 const MOMENT = { type: "datetime-local" };
 export const TIMES = { since: ["After", MOMENT], until: ["Up to", MOMENT] };
+export const BY_ACCOUNT = { account_id: ["Account", { picks: true }] };
+export const BY_KEY = { key_id: ["Key", { type: "search", placeholder: "key_…" }] };
 
 function folded(events) {
 	const rows = new Map();
@@ -31,9 +33,7 @@ export function timeline({ app, asked }) {
 		h("div.actions.corner", withPoints && savePoint()),
 		filters({
 			q: ["Find", { type: "search", placeholder: "Id, signature, key, amount, payee, error, start of a memo" }],
-			account_id: ["Account", { picks: true }],
-			type: ["Event", { options: EVENTS }],
-			...TIMES,
+			...BY_ACCOUNT, type: ["Event", { options: EVENTS }], ...TIMES,
 		}),
 		list({
 			path: "/console/events", row: timelineRow, fold: timelineFold, exports: "events", holds: true, keyOf: (row) => row.id,

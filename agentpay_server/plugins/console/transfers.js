@@ -2,7 +2,7 @@
 
 import { approve, judged, memoOf, reject, splitsOf, stakes } from "./approvals.js";
 import { filters, list, part, party, titled } from "./page.js";
-import { TIMES } from "./timeline.js";
+import { BY_ACCOUNT, BY_KEY, TIMES } from "./timeline.js";
 import { badge, big, code, copies, createdAt, explorer, facts, fields, h, isUndelivered, json, link, moment, money, quiet, said, span, SUM, usdc, whole, words } from "./ui.js";
 
 const STATUSES = ["pending_approval", "approved", "submitted", "settled", "rejected", "failed"];
@@ -10,13 +10,13 @@ const ERRORS = ["policy_violation", "account_paused", "insufficient_balance", "e
 
 export const transfers = (page) => (page.id ? transfer(page) : [
 	filters({
-		account_id: ["Account", { picks: true }], status: ["Status", { options: STATUSES.map((each) => [each, words(each)]) }],
+		...BY_ACCOUNT, status: ["Status", { options: STATUSES.map((each) => [each, words(each)]) }],
 		error: ["Reason", { options: ERRORS.map((each) => [each, words(each)]) }],
 		memo: ["Memo begins with", { type: "search", maxlength: 200 }], min_amount: ["At least, USDC", SUM], max_amount: ["At most, USDC", SUM],
-		idempotency_key: ["Idempotency key", { type: "search" }], key_id: ["Key", { type: "search", placeholder: "key_…" }], ...TIMES,
+		idempotency_key: ["Idempotency key", { type: "search" }], ...BY_KEY, ...TIMES,
 	}),
 	list({
-		path: "/transfers", exports: "transfers", query: { sort: ["amount", "-amount"].includes(page.asked.sort) ? page.asked.sort : undefined },
+		path: "/transfers", exports: "transfers",
 		heads: ["When", "Status", "From → to", "Memo", "Reason", ["USDC", "number", "amount"], ["", "end"]],
 		cols: "8.5rem 9.5rem minmax(0, 1.3fr) minmax(0, 1fr) minmax(0, .8fr) 8.5rem 3.5rem",
 		none: ["No transfers yet. Let an agent pay:", 'client.transfers.create(from_=…, to=…, amount="1")'],
