@@ -65,6 +65,7 @@ export class App extends Component {
 		isStreaming: /** @type {boolean | null} */ (null), hasStream: false, isAnswered: true, isOnline: navigator.onLine,
 	};
 	telling = 0;
+	shown = "";
 	closed = [];
 
 	async componentDidMount() {
@@ -265,7 +266,6 @@ export class App extends Component {
 	showSecret = (title, { key, secret = key }) => this.ask({ title, action: "I have stored it", cancel: "", kept: true },
 		h("p", "It is never shown again."), h("p.secret", h("code", secret), copies("Copy", secret)));
 
-	/** The pages of the bar that this server has. */
 	pages = () => PAGES.filter(([name, , , letter]) => letter && (name !== "bench" || this.me.is_test_money));
 	seek = () => this.setState({ isSeeking: true });
 	help = () => this.ask({ title: "Keyboard", action: "Close", cancel: "" },
@@ -308,8 +308,6 @@ export class App extends Component {
 		if (!this.state.dialogs.length) for (const done of this.closed.splice(0)) done();
 		if (before.phase !== "sign-in" && this.state.phase === "sign-in") $("input")?.focus();
 	}
-
-	shown = "";
 
 	render(_, { phase, why, dialogs, told, isSeeking, place, turns }) {
 		const pages = phase === "page" && place ? this.frame(place, turns) : phase === "sign-in" ? h("main", this.signing(why))

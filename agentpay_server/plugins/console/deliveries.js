@@ -25,8 +25,7 @@ export function deliveries({ app, asked: { id = "", webhook_id, needs_attention:
 	}, { look: "", title: `Replay ${it.event_type}?`, action: "Replay" });
 	return [
 		h("div.actions.corner", change("Replay undelivered", choice, replayAll, { look: "", action: "Replay" })),
-		h("p.tabs.wide", tab("Needs attention", "#/deliveries?needs_attention=true", isOpen),
-			tab("Retrying", "#/deliveries?status=retrying", status === "retrying"), tab("All", "#/deliveries", !isOpen && status !== "retrying")),
+		h("p.tabs.wide", tab("Needs attention", "#/deliveries?needs_attention=true", isOpen), tab("All", "#/deliveries", !isOpen)),
 		(isOpen || status === "undelivered") && h("p", retrying > 0 && link("#/deliveries?status=retrying", `${retrying} more being retried`)),
 		filters({
 			id: ["Event or transfer", { type: "search" }],

@@ -146,7 +146,6 @@ export const change = (label, body, work, options = {}) => using((app) => {
 	}), { class: look, ...attributes });
 });
 
-/** A button that changes something at once. */
 export const does = (label, work, done, attributes) => using((app) => button(label, () => app.act(() => work(app), done), attributes));
 export const named = (id) => using((app) => (app.accountOf(id).name ? said(app.nameOf(id)) : code(id)));
 export const party = (id) => using((app) => (app.accountOf(id).name ? h("a.party", { href: `#/accounts/${id}`, title: id }, said(app.nameOf(id))) : code(id)));
@@ -222,7 +221,6 @@ function Picker({ label, name, required = false, value = "", any = false, ...pro
 }
 
 export const accountField = (props = {}) => picker("Account", "account_id", { required: true, ...props });
-/** This page with another query. */
 export const here = (query) => at(location.hash.split("?")[0] || "#/", query);
 export const instant = (local) => (isNaN(Date.parse(local)) ? local : new Date(local).toISOString());
 export const inTime = (/** @type {any} */ { since, until, ...others }) => ({ ...others, since: instant(since), until: instant(until) });
@@ -240,7 +238,6 @@ export const filters = (fields) => using(({ page }) => {
 		form("fields", go, { change: (event) => event.currentTarget.requestSubmit() }, asked.sort && h("input", { type: "hidden", name: "sort", value: asked.sort }), inputs));
 });
 
-/** The first page of a list in another order. */
 const inOrder = (asked, sort) => here({ ...asked, sort, cursor: "", back: "" });
 
 /** A column's head. With a key, it sorts the whole list on the server: names from A on, numbers from the largest. */

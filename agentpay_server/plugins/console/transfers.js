@@ -56,7 +56,6 @@ const OUTCOMES = {
 	pending_approval: () => "Waiting for your decision.", rejected: (it) => it.message, failed: (it) => it.message,
 };
 
-/** What happened, in one sentence. */
 const outcome = (it) => h(`p.outcome.${{ rejected: "bad", failed: "bad", pending_approval: "warn" }[it.status] ?? "quiet"}`,
 	said(OUTCOMES[it.status]?.(it) ?? words(it.status)));
 

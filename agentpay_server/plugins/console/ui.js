@@ -45,13 +45,11 @@ export const words = (text) => text.replaceAll("_", " ");
 export const whole = (text) => text && h("code", text);
 export const link = (href, ...children) => h("a", { href }, children);
 export const tab = (label, href, isOn) => h("a", { href, "aria-current": isOn && "true" }, label);
-/** A transaction in the chain's explorer. */
 export const explorer = (href, text = "Explorer") => href && h("a", { href, target: "_blank", rel: "noreferrer" }, text);
 export const json = (value) => h("pre", JSON.stringify(value, null, 2));
 const DIGITS = "0123456789abcdefghjkmnpqrstvwxyz";
 /** When an object was created, from its identifier (a ULID, by rule R13). */
 export const createdAt = (id) => new Date([...id.split("_")[1].slice(0, 10)].reduce((ms, digit) => ms * 32 + DIGITS.indexOf(digit), 0)).toISOString();
-/** A field of an amount. */
 export const SUM = { inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?" };
 /** The words of a field with one a line. */
 export const lines = (text) => text.split(/[\n,]/).map((each) => each.trim()).filter(Boolean);
@@ -93,7 +91,6 @@ export function meter(meaning, total, parts) {
 	return h(`div.meter.${look}`, { role: "img", "aria-label": meaning + state }, Object.entries(parts).map(([part, amount]) => h(`span.${part}`, { style: { flexGrow: amount / total || 0 } })));
 }
 
-/** The zone of all times that are shown. */
 export const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
 const CLOCK = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
@@ -133,7 +130,6 @@ export const changes = (before, after, show = (_, value) => valueOf(value)) => {
 
 const valueOf = (value) => (value === undefined || value === null ? quiet("none") : typeof value === "object" ? h("code", JSON.stringify(value)) : said(String(value)));
 export const fields = (it, names) => facts(Object.fromEntries(names.split(" ").map((name) => [name, it[name]])), whole);
-/** A plural in the singular. */
 export const singular = (noun) => noun.replace(/ies$/, "y").replace(/s$/, "");
 
 const LOOKS = {
