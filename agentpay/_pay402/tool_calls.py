@@ -1,7 +1,7 @@
 """Calling a tool of an MCP server that a model named, as `fetching` fetches a page: with the same limits.
 
-The name of the server is resolved once, and each connection goes to the checked address. The result of the tool
-is returned as the page that a seller over HTTP would have sent.
+The name of the server is resolved once, and each connection goes to the checked address. The result of the
+tool is returned as the page that a seller over HTTP would have sent.
 """
 
 # The extra need not be installed where types are checked.
@@ -20,6 +20,7 @@ from anyio.from_thread import start_blocking_portal
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
+from mcp_types import RequestParamsMeta
 
 from agentpay._http.clients import shared_ssl_context
 from agentpay._pay402.fetching import (
@@ -94,9 +95,9 @@ class AsyncToolFetcher:
         """
         if self._client is None:
             raise self._failure or self._failed(TimeoutError())
-        meta: dict[str, Any] = {}
+        meta: RequestParamsMeta = {}
         for name, value in request.headers.items():
-            meta |= meta_of(name, value, self._asked)
+            meta |= meta_of(name, value, self._asked)  # type: ignore[typeddict-item]  # its keys are open
         try:
             result = await self._client.call_tool(
                 self._tool,

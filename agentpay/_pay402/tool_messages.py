@@ -70,9 +70,7 @@ def reply_of(result: Mapping[str, Any]) -> ToolReply:
         if required is not None or challenges:
             return _asking(required, challenges, meta)
     if is_error:
-        return ToolReply(
-            status=500, headers=_receipts(meta), body=print_json({"error": _first_text(result)})
-        )
+        return ToolReply(status=500, headers=_receipts(meta), body=print_json({"error": _first_text(result)}))
     return ToolReply(status=200, headers=_receipts(meta))
 
 
@@ -120,7 +118,8 @@ def _asking(
             body = required
         else:
             headers.append(("payment-required", _encoded(required)))
-    found = {each["id"]: each for each in challenges if _is_challenge(each)} if _is_list(challenges) else {}
+    given: Iterable[Any] = challenges if isinstance(challenges, list) else ()
+    found = {each["id"]: each for each in given if _is_challenge(each)}
     headers += (("www-authenticate", header) for header in map(_challenge_header, found.values()))
     return ToolReply(
         status=402,
@@ -133,7 +132,7 @@ def _asking(
 def _x402_of(result: Mapping[str, Any], meta: Mapping[str, Any]) -> Mapping[str, Any] | None:
     for found in _x402_places(result, meta):
         required = _object(found)
-        if isinstance(required.get("x402Version"), int) and _is_list(required.get("accepts")):
+        if isinstance(required.get("x402Version"), int) and isinstance(required.get("accepts"), list):
             return required
     return None
 
@@ -185,10 +184,6 @@ def _first_text(result: Mapping[str, Any]) -> str:
 
 def _object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list)
 
 
 def _encoded(content: object) -> str:

@@ -47,7 +47,6 @@ class _PaymentRequired(Result):
     payment_required: dict[str, Any] = Field(alias="paymentRequired")
 
 
-
 class X402Extension(ClientExtension):
     """Tells servers that this client pays by the extension `org.x402/payment`, for `Client(extensions=[…])`.
 
@@ -57,9 +56,7 @@ class X402Extension(ClientExtension):
     identifier = EXTENSION
 
     def claims(self) -> Sequence[ResultClaim[Any]]:  # noqa: D102
-        return [
-            ResultClaim(result_type=PAYMENT_REQUIRED, model=_PaymentRequired, resolve=_as_tool_error)
-        ]
+        return [ResultClaim(result_type=PAYMENT_REQUIRED, model=_PaymentRequired, resolve=_as_tool_error)]
 
 
 async def _as_tool_error(asked: _PaymentRequired, _: ClaimContext) -> CallToolResult:
@@ -186,33 +183,26 @@ class PaidTools:
         """Make each call that the flow asks for, and return the last result."""
         sent, reply = await anext(flow), ToolReply(status=0)
         while True:
-            result: CallToolResult | MCPError
-            record = sent.extensions.get("payment")
-            call = {**options, "meta": meta or None}
+            record, call = sent.extensions.get("payment"), {**options, "meta": meta or None}
             if record is not None:
-                call |= self._presenting(sent, meta, reply, options)
+                header, value = sent.headers.presented
+                call["meta"] = {**meta, **meta_of(header, value, reply)}
+                asked = options.get("read_timeout_seconds") or 0.0
+                call["read_timeout_seconds"] = max(asked, self._read_timeout)
+            outcome: CallToolResult | MCPError
             try:
-                result = await self._session.call_tool(name, arguments, **call)
+                outcome = result = await self._session.call_tool(name, arguments, **call)
                 reply = reply_of(result.model_dump(by_alias=True, exclude_none=True, mode="json"))
             except MCPError as error:
                 error.payment = record  # type: ignore[attr-defined]
                 if error.code in _NO_REPLY:
                     raise
-                result, reply = error, reply_of_error(error.code, error.message, error.data)
+                outcome, reply = error, reply_of_error(error.code, error.message, error.data)
             response = call_response(sent, reply.status, reply.headers, reply.body)
             try:
                 sent = await flow.asend(response)
             except StopAsyncIteration:
                 break
-        if isinstance(result, MCPError):
-            raise result
-        return PaidToolResult(result=result, payment=response.extensions.get("payment"))
-
-    def _presenting(
-        self, sent: Any, meta: dict[str, Any], reply: ToolReply, options: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        asked = options.get("read_timeout_seconds") or 0.0
-        return {
-            "meta": {**meta, **meta_of(*sent.headers.presented, reply)},
-            "read_timeout_seconds": max(asked, self._read_timeout),
-        }
+        if isinstance(outcome, MCPError):
+            raise outcome
+        return PaidToolResult(result=outcome, payment=response.extensions.get("payment"))

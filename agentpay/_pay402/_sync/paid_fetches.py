@@ -190,17 +190,17 @@ class PaidFetches:
         # Sellers run their handler on it, so other requests than GET are sent only if a GET opens nothing.
         if request.method != "GET":
             bare = evolve(request, method="GET", headers={}, body=None)
-            opened = request.fetcher.fetch(_presenting(bare, page, step))
+            opened = _sent(_presenting(bare, page, step))
             if receipt_in(opened.headers) is not None:
                 return opened
-        return request.fetcher.fetch(_presenting(request, page, step))
+        return _sent(_presenting(request, page, step))
 
     def _delivered(self, presenting: PageRequest) -> FetchedPage | None:
         """Return the response to a voucher; None if none arrived."""
         try:
-            page = presenting.fetcher.fetch(presenting)
+            page = _sent(presenting)
             # The voucher may have been refused because its first reply was lost: the same one, once more.
-            return presenting.fetcher.fetch(presenting) if page.status == 402 else page
+            return _sent(presenting) if page.status == 402 else page
         except (FetchRefusedError, FetchFailedError):
             return None
 
@@ -237,7 +237,7 @@ class PaidFetches:
     def _unpaid(self, request: PageRequest) -> tuple[PageRequest, FetchedPage]:
         """Send a request without a payment; follow redirects within its origin."""
         for _ in range(REDIRECTS_MAX + 1):
-            page = request.fetcher.fetch(request)
+            page = _sent(request)
             location = page.header("location")
             if page.status not in _REDIRECTS or location is None:
                 return request, page
@@ -313,7 +313,7 @@ class PaidFetches:
         """Send the request with its payment once, and report both outcomes."""
         page, reason = None, None
         try:
-            page = request.fetcher.fetch(request)
+            page = _sent(request)
         except (FetchRefusedError, FetchFailedError) as error:
             reason = f"The payment was presented, and {error}."
         if page is not None and page.status in _REDIRECTS:
@@ -412,12 +412,12 @@ class PaidFetches:
 
 _ADVICE: Final[Mapping[str, reports.Advice]] = {
     "submitted": reports.again(
-        "The payment may still settle. Call fetch_paid again with the same ref and arguments: it presents "
+        "The payment may still settle. Call the same tool again with the same ref and arguments: it presents "
         "the same payment and never signs another one."
     ),
     "pending_approval": reports.again(
-        "A person must approve it at approval_url. Tell the user; once it is approved, call fetch_paid again "
-        "with the same ref and arguments. Do not pay it another way."
+        "A person must approve it at approval_url. Tell the user; once it is approved, call the same tool "
+        "again with the same ref and arguments. Do not pay it another way."
     ),
 }
 _USED_UP: Final = reports.no_retry(
@@ -425,8 +425,13 @@ _USED_UP: Final = reports.no_retry(
 )
 _CAP_REACHED: Final = reports.again(
     "The session's cap is used up. Close it with close_session. If the task asks "
-    "for more, then call fetch_paid again with the SAME ref and arguments: it opens another session."
+    "for more, then call the same tool again with the SAME ref and arguments: it opens another session."
 )
+
+
+def _sent(request: PageRequest) -> FetchedPage:
+    page: FetchedPage = request.fetcher.fetch(request)
+    return page
 
 
 def _presenting(request: PageRequest, page: FetchedPage, paid: Payment | SessionStep) -> PageRequest:
