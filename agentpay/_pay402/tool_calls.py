@@ -35,6 +35,7 @@ from agentpay._pay402.fetching import (
     allowed_address,
     no_response,
 )
+from agentpay._pay402.messages import IDEMPOTENCY_KEY
 from agentpay._pay402.tool_messages import ToolReply, meta_of, reply_of, reply_of_error
 from agentpay.contract.ext.payments import site_of
 from agentpay.mcp.paying import X402Extension
@@ -97,6 +98,8 @@ class AsyncToolFetcher:
             raise self._failure or self._failed(TimeoutError())
         meta: RequestParamsMeta = {}
         for name, value in request.headers.items():
+            if name == IDEMPOTENCY_KEY:
+                continue
             meta |= meta_of(name, value, self._asked)  # type: ignore[typeddict-item]  # its keys are open
         try:
             result = await self._client.call_tool(

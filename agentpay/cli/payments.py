@@ -22,7 +22,7 @@ from agentpay.cli.options import (
     status_option,
     takes_server,
 )
-from agentpay.contract.choices import SessionStatus, TransferStatus
+from agentpay.contract.choices import PaymentFilter, SessionStatus
 
 if TYPE_CHECKING:
     from agentpay import AgentPay
@@ -43,7 +43,7 @@ payments: Final = group(
         "list",
         "List payments, newest first.",
         account_option("Only payments of this account."),
-        status_option(TransferStatus, "payments"),
+        status_option(PaymentFilter, "payments", "undelivered: settled, and not delivered."),
         click.option(
             "--seller",
             "origin",
@@ -60,6 +60,8 @@ payments: Final = group(
             Column("settled", "settled_at", Show.IF_IT_FITS),
             Column("url", show=Show.WIDE),
             Column("error", show=Show.WIDE),
+            Column("transaction", "tx_signature", Show.WIDE),
+            Column("receipt", lambda each: each.outcome and each.outcome.receipt, Show.WIDE),
             Column("transfer_id"),
         ],
         empty="No payments match.",

@@ -185,7 +185,7 @@ class PaidTools:
         while True:
             record, call = sent.extensions.get("payment"), {**options, "meta": meta or None}
             if record is not None:
-                header, value = sent.headers.presented
+                header, value = sent.headers.presented[0]
                 call["meta"] = {**meta, **meta_of(header, value, reply)}
                 asked = options.get("read_timeout_seconds") or 0.0
                 call["read_timeout_seconds"] = max(asked, self._read_timeout)

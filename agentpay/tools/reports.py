@@ -112,9 +112,9 @@ _PAYMENT_ADVICE: Final[Mapping[str, Advice]] = {
         "payment_ref. Do not pay it another way."
     ),
     "paid_not_delivered": again(
-        "It is paid, and the seller did not deliver. Call fetch_paid or call_paid_tool again with the SAME ref "
-        "and arguments: it asks the seller again and pays nothing more. If that does not deliver either, tell "
-        "the user. Do not buy it again with another ref."
+        "It is paid, and the seller did not deliver. Call fetch_paid or call_paid_tool again with the SAME "
+        "ref and arguments: it asks the seller again and pays nothing more. If that does not deliver either, "
+        "tell the user. Do not buy it again with another ref."
     ),
     "charged": no_retry(
         "Done: paid within the session session_id. Once the task needs nothing more of this seller, close it "

@@ -25,7 +25,7 @@ from agentpay._pay402.fetching import (
     FetchRefusedError,
     PageRequest,
 )
-from agentpay._pay402.messages import identifier_of
+from agentpay._pay402.messages import IDEMPOTENCY_KEY, identifier_of
 from agentpay._pay402.timing import Locks
 from agentpay._pay402.undelivered import is_news
 from agentpay.contract.ext.payments import Payment, PaymentHeader, SessionStep, VoucherReport
@@ -438,6 +438,8 @@ def _presenting(request: PageRequest, page: FetchedPage, paid: Payment | Session
     """Return the request with what pays it, and the cookies of its 402, which may hold its challenge."""
     assert paid.header is not None  # noqa: S101 - checked before
     headers = {**request.headers, paid.header.name: paid.header.value}
+    if IDEMPOTENCY_KEY.lower() not in map(str.lower, headers):
+        headers[IDEMPOTENCY_KEY] = identifier_of(paid)
     cookie = cookie_of(request.target.url, page.headers)
     if cookie is not None:
         headers["Cookie"] = cookie
