@@ -338,18 +338,20 @@ class Paywall:
     def mcp_server(self) -> "Server[Any]":
         """Return an MCP server whose tools are what `sell` sells: `/forecast` is the tool `forecast`.
 
-        It asks for payment by x402 in results or by MPP in errors, in every mode, for any transport:
-        `mcp.Client(paywall.mcp_server())` in process, or the server's own `run` and `streamable_http_app`.
+        It asks for payment by x402 in results or by MPP in errors, in every mode. For tests in process, pass
+        it to `mcp.Client`; over stdio, call its `run`. `listen` serves it at `/mcp`.
 
         Raises:
             ModuleNotFoundError: the extra `mcp` is not installed.
         """
         module = load("agentpay_server.plugins.paywall.tool_server", part="Paywall.mcp_server", extra="mcp")
-        made: Server[Any] = module.server_of(self._seller, self._home)
+        made: Server[Any] = module.server_of(self._seller, self._home.owner.call_async)
         return made
 
     def listen(self, *, port: int = 0) -> str:
         """Open a port on 127.0.0.1, until the paywall closes.
+
+        With the extra `mcp`, an MCP server is at `/mcp` of the port: see `mcp_server`.
 
         Args:
             port: port number; 0 for a free one.

@@ -4,14 +4,17 @@ The result of a tool is the seller's response to a request for its path, in anot
 error of a tool, or by its extension of MCP if the client knows it; MPP asks by a JSON-RPC error.
 """
 
+import asyncio
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final
 
 import mcp_types as types
 from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
+from starlette.types import Message, Scope
 
 from agentpay._pay402.tool_messages import (
     EXTENSION,
@@ -24,10 +27,10 @@ from agentpay._pay402.tool_messages import (
     X402_RECEIPT,
 )
 from agentpay._version import __version__
+from agentpay_server.http.responses import Headers
 from agentpay_server.plugins.node.jsonrpc import RpcError
 from agentpay_server.plugins.pay402.challenges import fields, mpp
 from agentpay_server.plugins.paywall.channel_desk import UnservedError
-from agentpay_server.plugins.paywall.homes import Home
 from agentpay_server.plugins.paywall.seller import Reply, Seller
 
 _URL: Final = "mcp://tool"
@@ -39,8 +42,53 @@ _RECEIPTS: Final = {
 _ANY: Final = {"type": "object"}
 
 
-def server_of(seller: Seller, home: Home) -> Server[Any]:
-    """Return an MCP server of what the seller sells by single payments, for any transport."""
+class ToolPort:
+    """The MCP server over streamable HTTP, each call one request; on the seller's event loop."""
+
+    def __init__(self, seller: Seller) -> None:
+        server = server_of(seller, call=_at_once)
+        self._manager = StreamableHTTPSessionManager(server, json_response=True, stateless=True)
+        self._running: asyncio.Task[None] | None = None
+        self._is_ready = asyncio.Event()
+
+    async def respond(self, scope: Scope, body: bytes) -> tuple[int, Headers, bytes]:
+        """Return the response to a request whose body was read."""
+        if scope["method"] != "POST":
+            # There is no stream to open, and no session to end.
+            return 405, [(b"allow", b"POST"), (b"content-length", b"0")], b""
+        if self._running is None:
+            self._running = asyncio.get_running_loop().create_task(self._run())
+        await self._is_ready.wait()
+        status, headers, content = 500, [], b""
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Message) -> None:
+            nonlocal status, headers, content
+            if message["type"] == "http.response.start":
+                status, headers = message["status"], list(message["headers"])
+            else:
+                content += message.get("body", b"")
+
+        await self._manager.handle_request(scope, receive, send)
+        return status, headers, content
+
+    async def _run(self) -> None:
+        async with self._manager.run():
+            self._is_ready.set()
+            await asyncio.Event().wait()
+
+
+async def _at_once(work: Coroutine[Any, Any, Reply]) -> Reply:
+    return await work
+
+
+def server_of(seller: Seller, call: Callable[[Coroutine[Any, Any, Reply]], Awaitable[Reply]]) -> Server[Any]:
+    """Return an MCP server of what the seller sells by single payments, for any transport.
+
+    `call` runs the seller's work on its event loop.
+    """
 
     def sold() -> dict[str, str]:
         return {path.strip("/").replace("/", "_"): path for path in seller.products}
@@ -61,7 +109,7 @@ def server_of(seller: Seller, home: Home) -> Server[Any]:
             raise MCPError(types.INVALID_PARAMS, f"unknown tool; sold: {', '.join(sold())}")
         payment = _presented(dict(params.meta or {}))
         try:
-            reply = await home.owner.call_async(seller.respond("POST", f"{_URL}{path}", payment))
+            reply = await call(seller.respond("POST", f"{_URL}{path}", payment))
         except (UnservedError, RpcError) as error:
             # Over HTTP the connection drops: there is no result either way.
             raise MCPError(types.INTERNAL_ERROR, "the tool failed") from error
