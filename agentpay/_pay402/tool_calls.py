@@ -43,6 +43,9 @@ from agentpay.mcp.paying import X402Extension
 _NO_REPLY: Final = (-32000, -32001)
 """The codes of the SDK's own errors: the connection was closed, or the reply did not come in time."""
 
+_START_SECONDS: Final = 20.0
+"""How long the server may take to respond to the first message."""
+
 _RESPONSE_MAX_BYTES: Final = 4 * BODY_MAX_BYTES
 """Of one response: a result holds its content as text and as JSON, and is itself in JSON."""
 
@@ -68,11 +71,11 @@ class AsyncToolFetcher:
         try:
             found = await anyio.to_thread.run_sync(addresses_of, self._target)
             guarded = _Guarded(self._target, allowed_address(found, self._target))
-            timeout = httpx2.Timeout(CONNECT_SECONDS)
+            timeout = httpx2.Timeout(CONNECT_SECONDS, read=_START_SECONDS)
             http = httpx2.AsyncClient(transport=guarded, timeout=timeout, trust_env=False)
             await self._stack.enter_async_context(http)
             streams = streamable_http_client(self._target.url, http_client=http)
-            client = Client(streams, read_timeout_seconds=CONNECT_SECONDS, extensions=[X402Extension()])
+            client = Client(streams, read_timeout_seconds=_START_SECONDS, extensions=[X402Extension()])
             self._client = await self._stack.enter_async_context(client)
         except FetchRefusedError as error:
             self._failure = error
@@ -131,7 +134,9 @@ class AsyncToolFetcher:
             is_truncated=len(body) > BODY_MAX_BYTES,
         )
 
-    def _failed(self, error: Exception) -> FetchFailedError:
+    def _failed(self, error: BaseException) -> FetchFailedError:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
         return no_response(type(error).__name__, self._target)
 
 
