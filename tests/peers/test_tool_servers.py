@@ -1,4 +1,4 @@
-"""Paid tools of MCP servers built with the packages of the field, unchanged; their buyer dies at each step."""
+"""Tools of MCP servers made with the packages of the field, unchanged; their buyer dies at each step."""
 
 import json
 import os
