@@ -20,7 +20,7 @@ from anyio.from_thread import start_blocking_portal
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
-from mcp_types import RequestParamsMeta
+from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, RequestParamsMeta
 
 from agentpay._http.clients import shared_ssl_context
 from agentpay._pay402.fetching import (
@@ -40,7 +40,7 @@ from agentpay._pay402.tool_messages import ToolReply, meta_of, reply_of, reply_o
 from agentpay.contract.ext.payments import site_of
 from agentpay.mcp.paying import X402Extension
 
-_NO_REPLY: Final = (-32000, -32001)
+_NO_REPLY: Final = (CONNECTION_CLOSED, REQUEST_TIMEOUT)
 """The codes of the SDK's own errors: the connection was closed, or the reply did not come in time."""
 
 _START_SECONDS: Final = 20.0

@@ -16,26 +16,18 @@ from attrs import field, frozen
 
 from agentpay.contract.headers import is_header_value
 from agentpay.contract.json_text import print_canonical_json, print_json
+from agentpay.contract.tool_payments import (
+    MPP_CHALLENGES,
+    MPP_CODE,
+    MPP_PAYMENT,
+    MPP_RECEIPT,
+    MPP_REFUSED_CODE,
+    PAYMENT_REQUIRED,
+    X402_PAYMENT,
+    X402_RECEIPT,
+)
 
-EXTENSION: Final = "org.x402/payment"
-"""The extension of MCP by which a server asks for a payment of x402 in a result of its own kind."""
-
-PAYMENT_REQUIRED: Final = "payment_required"
-"""The `resultType` of that result."""
-
-X402_PAYMENT: Final = "x402/payment"
-X402_RECEIPT: Final = "x402/payment-response"
-MPP_PAYMENT: Final = "org.paymentauth/credential"
-MPP_CHALLENGES: Final = "org.paymentauth/payment-required"
-MPP_RECEIPT: Final = "org.paymentauth/receipt"
-"""The entries of `_meta`."""
-
-MPP_CODE: Final = -32042
-"""The JSON-RPC error that asks for a payment of MPP."""
-
-_MPP_CODES: Final = (MPP_CODE, -32043)
-"""The second one: the payment that was presented is not valid."""
-
+_MPP_CODES: Final = (MPP_CODE, MPP_REFUSED_CODE)
 _X402_ERROR: Final = "x402/error"
 """Where older servers of x402 put the challenge, in `_meta`."""
 

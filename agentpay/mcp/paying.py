@@ -16,29 +16,21 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from attrs import frozen
 from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolResult, Result, TextContent
+from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, CallToolResult, Result, TextContent
 from pydantic import Field
 
 from agentpay._calls.arguments import usdc
 from agentpay._http.clients import call_request, call_response
 from agentpay._pay402._async.payment_auth import AsyncPayer
 from agentpay._pay402.challenges import origin_of
-from agentpay._pay402.tool_messages import (
-    EXTENSION,
-    MPP_PAYMENT,
-    PAYMENT_REQUIRED,
-    X402_PAYMENT,
-    ToolReply,
-    meta_of,
-    reply_of,
-    reply_of_error,
-)
+from agentpay._pay402.tool_messages import ToolReply, meta_of, reply_of, reply_of_error
+from agentpay.contract.tool_payments import MPP_PAYMENT, PAYMENT_REQUIRED, X402_EXTENSION, X402_PAYMENT
 from agentpay.payments import READ_TIMEOUT_SECONDS, PaymentRecord
 
 if TYPE_CHECKING:
     from agentpay._async.client import AsyncAgentPay
 
-_NO_REPLY: Final = (-32000, -32001)
+_NO_REPLY: Final = (CONNECTION_CLOSED, REQUEST_TIMEOUT)
 """The codes of the SDK's own errors: the connection was closed, or the reply did not come in time."""
 
 
@@ -53,7 +45,7 @@ class X402Extension(ClientExtension):
     Without it, servers ask for payment in the error of a tool, which is paid as well.
     """
 
-    identifier = EXTENSION
+    identifier = X402_EXTENSION
 
     def claims(self) -> Sequence[ResultClaim[Any]]:  # noqa: D102
         return [ResultClaim(result_type=PAYMENT_REQUIRED, model=_PaymentRequired, resolve=_as_tool_error)]

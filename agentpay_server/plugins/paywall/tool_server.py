@@ -1,13 +1,11 @@
 """The seller as an MCP server: what it sells at a path over HTTP is a tool, in every mode.
 
-The result of a tool is the seller's response to a request for its path, in another wrapping: x402 asks in the
-error of a tool, or by its extension of MCP if the client knows it; MPP asks by a JSON-RPC error.
+The result of a tool is the seller's response to a request for its path, in another wrapping: see
+`pay402/challenges/tools.py`.
 """
 
 import asyncio
-import base64
-import json
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 import mcp_types as types
@@ -16,29 +14,15 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 from starlette.types import Message, Scope
 
-from agentpay._pay402.tool_messages import (
-    EXTENSION,
-    MPP_CHALLENGES,
-    MPP_CODE,
-    MPP_PAYMENT,
-    MPP_RECEIPT,
-    PAYMENT_REQUIRED,
-    X402_PAYMENT,
-    X402_RECEIPT,
-)
 from agentpay._version import __version__
+from agentpay.contract.tool_payments import X402_EXTENSION
 from agentpay_server.http.responses import Headers
 from agentpay_server.plugins.node.jsonrpc import RpcError
-from agentpay_server.plugins.pay402.challenges import fields, mpp
+from agentpay_server.plugins.pay402.challenges.tools import ToolError, headers_of, result_of
 from agentpay_server.plugins.paywall.channel_desk import UnservedError
 from agentpay_server.plugins.paywall.seller import Reply, Seller
 
 _URL: Final = "mcp://tool"
-_RECEIPTS: Final = {
-    "payment-response": X402_RECEIPT,
-    "x-payment-response": X402_RECEIPT,
-    "payment-receipt": MPP_RECEIPT,
-}
 _ANY: Final = {"type": "object"}
 
 
@@ -107,7 +91,7 @@ def server_of(seller: Seller, call: Callable[[Coroutine[Any, Any, Reply]], Await
         path = sold().get(params.name)
         if path is None:
             raise MCPError(types.INVALID_PARAMS, f"unknown tool; sold: {', '.join(sold())}")
-        payment = _presented(dict(params.meta or {}))
+        payment = headers_of(dict(params.meta or {}))
         try:
             reply = await call(seller.respond("POST", f"{_URL}{path}", payment))
         except (UnservedError, RpcError) as error:
@@ -115,73 +99,14 @@ def server_of(seller: Seller, call: Callable[[Coroutine[Any, Any, Reply]], Await
             raise MCPError(types.INTERNAL_ERROR, "the tool failed") from error
         capabilities = context.session.client_capabilities
         extensions = None if capabilities is None else capabilities.extensions
-        return _result(reply, by_extension=EXTENSION in (extensions or {}))
+        try:
+            result = result_of(*reply, by_extension=X402_EXTENSION in (extensions or {}))
+        except ToolError as asked:
+            raise MCPError(asked.code, asked.message, asked.data) from None
+        return result if "resultType" in result else types.CallToolResult.model_validate(result)
 
     made: Server[Any] = Server(
         "agentpay-paywall", version=__version__, on_list_tools=list_tools, on_call_tool=call_tool
     )
-    made.extensions[EXTENSION] = {}
+    made.extensions[X402_EXTENSION] = {}
     return made
-
-
-def _presented(meta: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the header that would present the payment of a call over HTTP."""
-    paid = meta.get(X402_PAYMENT)
-    if isinstance(paid, dict):
-        name = "payment-signature" if paid.get("x402Version") == 2 else "x-payment"
-        return [(name, fields.encoded(paid))]
-    credential = meta.get(MPP_PAYMENT)
-    if not isinstance(credential, dict):
-        return []
-    challenge = credential.get("challenge")
-    wrapped = {name: _in_header(value) for name, value in dict(challenge or {}).items()}
-    return [("authorization", f"Payment {fields.encoded_for_url({**credential, 'challenge': wrapped})}")]
-
-
-def _in_header(value: object) -> object:
-    return fields.encoded_for_url(value) if isinstance(value, dict) else value
-
-
-def _result(reply: Reply, *, by_extension: bool) -> types.CallToolResult | dict[str, Any]:
-    status, headers, body = reply
-    content = json.loads(body) if body else {}
-    meta = {_RECEIPTS[name]: _decoded(value) for name, value in headers if name in _RECEIPTS}
-    if status == 402:
-        return _asking(headers, content, meta, by_extension=by_extension)
-    return _tool_result(content, is_error=status != 200, meta=meta)
-
-
-def _asking(
-    headers: Iterable[tuple[str, str]], content: dict[str, Any], meta: dict[str, Any], *, by_extension: bool
-) -> types.CallToolResult | dict[str, Any]:
-    required = content if "x402Version" in content else None
-    challenges: list[dict[str, Any]] = []
-    for name, value in headers:
-        if name == "payment-required":
-            required = _decoded(value)
-        elif name == "www-authenticate":
-            challenges += map(_challenge, mpp.challenges_in(value))
-    if required is None:
-        message = str(content.get("message") or content.get("error") or "Payment Required")
-        raise MCPError(MPP_CODE, message, {"httpStatus": 402, "challenges": challenges})
-    if challenges:
-        meta[MPP_CHALLENGES] = {"httpStatus": 402, "challenges": challenges}
-    if by_extension and required.get("x402Version") == 2:
-        return {"resultType": PAYMENT_REQUIRED, "paymentRequired": required, "_meta": meta}
-    return _tool_result(required, is_error=True, meta=meta)
-
-
-def _tool_result(content: dict[str, Any], *, is_error: bool, meta: dict[str, Any]) -> types.CallToolResult:
-    text = types.TextContent(text=json.dumps(content))
-    return types.CallToolResult(content=[text], structured_content=content, is_error=is_error, _meta=meta)
-
-
-def _challenge(parameters: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    encoded = ("request", "opaque")
-    return {name: _decoded(value) if name in encoded else value for name, value in parameters}
-
-
-def _decoded(value: str) -> dict[str, Any]:
-    text = value.replace("-", "+").replace("_", "/")
-    decoded: dict[str, Any] = json.loads(base64.b64decode(text + "=" * (-len(text) % 4)))
-    return decoded
