@@ -15,6 +15,7 @@ from agentpay.contract.choices import SuspensionCause as SuspensionCause
 from agentpay.contract.choices import TransactionStatus as TransactionStatus
 from agentpay.contract.choices import TransactionStatusFilter as TransactionStatusFilter
 from agentpay.contract.choices import TransactionType as TransactionType
+from agentpay.contract.choices import TransferSort as TransferSort
 from agentpay.contract.choices import TransferStatus as TransferStatus
 from agentpay.contract.errors import Refusal as Refusal
 from agentpay.contract.ext.console import AccountDetails as AccountDetails

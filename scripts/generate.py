@@ -30,6 +30,7 @@ ARTEFACTS: Final[Mapping[str, Callable[[], Files]]] = {
     "events": _of("event_pages"),
     "options": _of("options"),
     "diagrams": _of("diagrams"),
+    "console": _of("console_types"),
     "llms": _of("llms"),
     "programs": _of("channel_program"),
     "sbom": _of("sbom"),

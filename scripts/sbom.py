@@ -1,6 +1,7 @@
 """States what the wheels carry that is not Python, as a CycloneDX document in each (PEP 770).
 
-They carry nothing of others: only programs for the Solana machine, which are built from C in the same wheel.
+They carry programs for the Solana machine, which are built from C in the same wheel. The kit's also carries
+one file of others, unchanged but for a comment: Preact, of the npm package htm, which draws the console.
 """
 
 import hashlib
@@ -17,6 +18,10 @@ _PROGRAMS = {
     "agentpay_lab/agentpay-lab.cdx.json": "agentpay_lab/src/agentpay_lab/simulation/inner_call.so",
 }
 """The document of each distribution, and the program in its wheel."""
+
+_HTM = "htm@3.1.1"
+_PREACT = ROOT / "agentpay_server" / "plugins" / "console" / "preact.js"
+"""`preact/standalone.module.js` of that package."""
 
 
 def files() -> dict[Path, str]:
@@ -36,21 +41,31 @@ def _document(name: str, program: Path) -> dict[str, Any]:
         "licenses": _MIT,
         "purl": f"pkg:pypi/{name}@{version()}",
     }
-    carried = {
-        "type": "file",
-        "bom-ref": program.name,
-        "name": program.name,
-        "description": f"built from {program.with_suffix('.c').name} in the same wheel by {COMPILER}",
-        "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(program.read_bytes()).hexdigest()}],
-        "licenses": _MIT,
-    }
+    built = f"built from {program.with_suffix('.c').name} in the same wheel by {COMPILER}"
+    carried = [_file(program, built, _MIT)]
+    if name == "agentpay-kit":
+        licenses = [{"expression": "Apache-2.0 AND MIT"}]
+        file = _file(_PREACT, f"preact/standalone.module.js of {_HTM}, below a comment", licenses)
+        carried.append(file | {"purl": f"pkg:npm/{_HTM}"})
+    references = [each["bom-ref"] for each in carried]
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
         "metadata": {"component": wheel},
-        "components": [carried],
-        "dependencies": [{"ref": name, "dependsOn": [program.name]}, {"ref": program.name}],
+        "components": carried,
+        "dependencies": [{"ref": name, "dependsOn": references}, *({"ref": each} for each in references)],
         "compositions": [{"aggregate": "complete", "assemblies": [name]}],
+    }
+
+
+def _file(path: Path, description: str, licenses: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "type": "file",
+        "bom-ref": path.name,
+        "name": path.name,
+        "description": description,
+        "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(path.read_bytes()).hexdigest()}],
+        "licenses": licenses,
     }

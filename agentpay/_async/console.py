@@ -30,6 +30,8 @@ class AsyncAuditLog(AsyncResource):
         self,
         *,
         account_id: str | None = None,
+        key_id: str | None = None,
+        action: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int | None = None,
@@ -40,6 +42,8 @@ class AsyncAuditLog(AsyncResource):
 
         Args:
             account_id: only changes that name this account.
+            key_id: only changes that this key made, `key_…`, revoked or not.
+            action: only changes with this `action`, such as `policies.put`.
             since: only changes after this time; with a UTC offset.
             until: only changes up to and including this time; with a UTC offset.
             limit: entries per page, 1 to 100; 20 by default.

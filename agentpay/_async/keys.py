@@ -51,6 +51,7 @@ class AsyncAgentKeys(AsyncResource):
         self,
         *,
         account_id: str | None = None,
+        name: str | None = None,
         include_revoked: bool = False,
         limit: int | None = None,
         cursor: str | None = None,
@@ -60,6 +61,7 @@ class AsyncAgentKeys(AsyncResource):
 
         Args:
             account_id: only keys of this account.
+            name: only keys with exactly this label.
             include_revoked: revoked and expired keys too.
             limit: keys per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.

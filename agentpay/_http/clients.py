@@ -24,6 +24,7 @@ from collections.abc import (
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import httpx
@@ -155,11 +156,23 @@ _PROXIED: Final = ("http", "https", "all")
 _CORRECT: Final = "Correct it, or pass an http_client"
 
 
-def _new(kind: Callable[..., C], limits: httpx.Limits, *, is_local: bool) -> C:
+def _is_proxied(base_url: str) -> bool:
+    """Return whether requests may go through a proxy of the environment."""
+    return not is_local(base_url) and not getproxies().keys().isdisjoint(_PROXIED)
+
+
+def _context(base_url: str) -> ssl.SSLContext:
+    """Return a context without any certificate where nothing is encrypted: loading them takes long."""
+    if urlsplit(base_url).scheme == "http" and not _is_proxied(base_url):
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return shared_ssl_context()
+
+
+def _new(kind: Callable[..., C], limits: httpx.Limits, base_url: str) -> C:
     """Use certificates of the environment, and its proxies except to this machine."""
-    context = shared_ssl_context()
+    context = _context(base_url)
     try:
-        return kind(verify=context, limits=limits, trust_env=not is_local)
+        return kind(verify=context, limits=limits, trust_env=not is_local(base_url))
     except Exception as error:  # noqa: BLE001 - of any kind; nothing was sent
         named, reason = _unusable_proxy(context) or (proxy_variable("no"), _reason(error))
         raise ConfigurationError(f"{named} cannot be used: {reason}. {_CORRECT}") from None
@@ -246,11 +259,11 @@ def _errors_of_httpx() -> Iterator[None]:
         raise getattr(httpx, kind.__name__, httpx.TransportError)(str(error)) from error
 
 
-def _new_sync(*, is_local: bool) -> httpx.Client:
+def _new_sync(base_url: str) -> httpx.Client:
     """Return a client that keeps deadlines, unless the environment names proxies."""
-    if not is_local and not getproxies().keys().isdisjoint(_PROXIED):
-        return _new(httpx.Client, _LIMITS, is_local=False)
-    return httpx.Client(transport=BoundedTransport(shared_ssl_context(), _LIMITS), trust_env=False)
+    if _is_proxied(base_url):
+        return _new(httpx.Client, _LIMITS, base_url)
+    return httpx.Client(transport=BoundedTransport(_context(base_url), _LIMITS), trust_env=False)
 
 
 class Http(BaseTransport):
@@ -259,9 +272,7 @@ class Http(BaseTransport):
         self.sleep: Callable[[float], None] = time.sleep
         self._given = given
         self._transport = transport
-        self._pools: Pools[httpx.Client] = Pools(
-            partial(_new_sync, is_local=is_local(base_url)), httpx.Client.close
-        )
+        self._pools: Pools[httpx.Client] = Pools(partial(_new_sync, base_url), httpx.Client.close)
 
     def send(self, request: PreparedRequest, call: CallSettings) -> RawResponse | AgentPayError:
         """Send a request once and return its reply, or the exception for a missing one.
@@ -399,7 +410,7 @@ class AsyncHttp(BaseTransport):
         self._transport = transport
         limits = httpx.Limits(max_connections=LANE_CONNECTIONS, max_keepalive_connections=LANE_CONNECTIONS)
         self._pools: AsyncPools[httpx.AsyncClient] = AsyncPools(
-            partial(_new, httpx.AsyncClient, limits, is_local=is_local(base_url)), httpx.AsyncClient.aclose
+            partial(_new, httpx.AsyncClient, limits, base_url), httpx.AsyncClient.aclose
         )
 
     async def send(self, request: PreparedRequest, call: CallSettings) -> RawResponse | AgentPayError:

@@ -52,6 +52,7 @@ class AgentKeys(Resource):
         self,
         *,
         account_id: str | None = None,
+        name: str | None = None,
         include_revoked: bool = False,
         limit: int | None = None,
         cursor: str | None = None,
@@ -61,6 +62,7 @@ class AgentKeys(Resource):
 
         Args:
             account_id: only keys of this account.
+            name: only keys with exactly this label.
             include_revoked: revoked and expired keys too.
             limit: keys per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.

@@ -15,7 +15,7 @@ from agentpay._calls.retries import Sleep
 from agentpay._calls.settings import Steps, checked_max_retries, checked_timeout
 from agentpay._calls.waiting import looks
 from agentpay.contract import endpoints
-from agentpay.contract.choices import TransferStatus
+from agentpay.contract.choices import TransferSort, TransferStatus
 from agentpay.contract.ext import spending
 from agentpay.contract.ext.spending import TransferCheck
 from agentpay.contract.requests import UNSET
@@ -136,13 +136,18 @@ class Transfers(Resource):
         status: TransferStatus | None = None,
         idempotency_key: str | None = None,
         error: str | None = None,
+        key_id: str | None = None,
+        memo: str | None = None,
+        min_amount: Decimal | int | str | None = None,
+        max_amount: Decimal | int | str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
+        sort: TransferSort | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
     ) -> Page[Transfer]:
-        """List transfers of every status, newest first.
+        """List transfers of every status, newest first or sorted.
 
         An extension. An agent-scoped key lists those of its account.
 
@@ -151,8 +156,13 @@ class Transfers(Resource):
             status: only transfers with this status.
             idempotency_key: only transfers with this key.
             error: only transfers with this error code, such as `insufficient_balance`.
+            key_id: only transfers requested with this key, `key_…`, revoked or not.
+            memo: only transfers whose memo begins with this text, ignoring case.
+            min_amount: only transfers of at least this many USDC. Floats are refused.
+            max_amount: only transfers of at most this many USDC. Floats are refused.
             since: only transfers requested after this time; with a UTC offset.
             until: only transfers requested up to and including this time; with a UTC offset.
+            sort: `amount`, the smallest first, or `-amount`, the largest first.
             limit: transfers per page, 1 to 100; 20 by default. Iterating reads all pages.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
@@ -161,7 +171,8 @@ class Transfers(Resource):
             The first page. Iterating over it yields all transfers, fetching further pages as needed.
 
         Raises:
-            InvalidRequestError: `since` has no UTC offset.
+            InvalidRequestError: `since` has no UTC offset; an amount is a float, less than 0.000001, or has
+                more than 6 decimals.
             NotSupportedError: the service does not offer this extension.
         """
         return self._pages(spending.LIST_TRANSFERS, locals(), options)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from agentpay.cli.commands import Column, Show, command, group, listing
-from agentpay.cli.options import ACCOUNT, AGENT_KEY, OPERATOR_KEY, account_option
+from agentpay.cli.options import ACCOUNT, AGENT_KEY, OPERATOR_KEY, account_option, by_option
 from agentpay.contract.bounds import MAX_KEY_SECONDS
 
 if TYPE_CHECKING:
@@ -176,6 +176,7 @@ audit: Final = group(
         "list",
         "List changes, newest first. With --json, includes the state before and after each.",
         account_option("Only changes that name this account."),
+        by_option("Only changes that this key made."),
         call=lambda client: client.console.audit_log.list,
         columns=[
             Column("when", "created_at"),

@@ -8,6 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 import click
@@ -55,7 +56,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "agent key": _Kind(
         KEY,
         lambda each: (each.key_id, each.name),
-        lambda server, _: server.agent_keys.list(limit=_PAGE),
+        lambda server, name: server.agent_keys.list(name=name or None, limit=_PAGE),
         "agent key named",
         "keys list",
     ),
@@ -65,6 +66,16 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         lambda server, _: server.operator_keys.list(limit=_PAGE),
         "operator key named",
         "operator-keys list",
+    ),
+    "key": _Kind(
+        KEY,
+        lambda each: (each.key_id, each.name),
+        lambda server, name: chain(
+            server.operator_keys.list(limit=_PAGE),
+            server.agent_keys.list(name=name or None, include_revoked=True, limit=_PAGE),
+        ),
+        "key named",
+        "keys list --revoked",
     ),
     "webhook": _Kind(
         WEBHOOK,
@@ -147,7 +158,11 @@ def completed(context: click.Context, name: str, incomplete: str) -> list[Comple
     try:
         address = address_of(**given, profile=context.params.get("profile"))
         with client_of(address) as server:
-            found = _accounts_like(server, incomplete) if kind is _ACCOUNT else kind.items(server, "").data
+            found = (
+                _accounts_like(server, incomplete)
+                if kind is _ACCOUNT
+                else islice(kind.items(server, ""), _PAGE)
+            )
             words = dict.fromkeys(word for each in found for word in kind.words(each))
     except (click.ClickException, errors.AgentPayError, ValueError):
         return []

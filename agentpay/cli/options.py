@@ -208,6 +208,8 @@ PAYEE: Final = Named("payee", "PAYEE")
 """An account, or an on-chain address."""
 AGENT_KEY: Final = Named("agent key", "KEY_ID|NAME")
 OPERATOR_KEY: Final = Named("operator key", "KEY_ID|NAME")
+ANY_KEY: Final = Named("key", "KEY_ID|NAME")
+"""An operator key or an agent key, revoked or not."""
 WEBHOOK: Final = Named("webhook", "WEBHOOK")
 
 
@@ -264,6 +266,11 @@ def with_options(command: Function, *options: Decorator) -> Function:
 def account_option(text: str) -> Decorator:
     """Return the option `--account`."""
     return click.option("--account", "account_id", type=ACCOUNT, help=text)
+
+
+def by_option(text: str) -> Decorator:
+    """Return the option `--by`, which names a key."""
+    return click.option("--by", "key_id", type=ANY_KEY, help=text)
 
 
 def payer_option(parameter: str) -> Decorator:

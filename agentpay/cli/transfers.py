@@ -15,14 +15,17 @@ from agentpay.cli.options import (
     TRANSFER_ID,
     USDC,
     account_option,
+    by_option,
     identifier,
     payer_option,
     status_option,
 )
-from agentpay.contract.choices import ApprovalSort, TransferStatus
+from agentpay.contract.choices import ApprovalSort, TransferSort, TransferStatus
 from agentpay.contract.identifiers import TRANSFER
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agentpay import AgentPay, PendingTransfer
 
 _TRANSFER = (
@@ -32,6 +35,8 @@ _TRANSFER = (
     click.option("--memo", help="Memo, at most 200 characters."),
     CATEGORY,
 )
+
+_ORDERS: Final[Mapping[str, TransferSort]] = {"amount": "-amount"}
 
 transfers: Final = group(
     "transfers",
@@ -68,11 +73,16 @@ transfers: Final = group(
     ),
     listing(
         "list",
-        "List transfers, newest first.",
+        "List transfers, newest first or sorted.",
         account_option("Only transfers out of this account."),
         status_option(TransferStatus, "transfers"),
         click.option("--error", metavar="CODE", help="Only with this error, such as insufficient_balance."),
-        call=lambda client: client.transfers.list,
+        by_option("Only transfers that this key requested."),
+        click.option("--memo", metavar="TEXT", help="Only with a memo that begins with this, ignoring case."),
+        click.option("--min-amount", type=USDC, help="Only transfers of at least this amount."),
+        click.option("--max-amount", type=USDC, help="Only transfers of at most this amount."),
+        click.option("--sort", type=click.Choice(list(_ORDERS)), help="By amount, the largest first."),
+        call=lambda client: lambda sort="", **given: client.transfers.list(sort=_ORDERS.get(sort), **given),
         columns=[
             Column("from", "from_", is_text=True, is_account=True),
             Column("amount", "amount_usdc"),

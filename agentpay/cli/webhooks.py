@@ -28,7 +28,7 @@ from agentpay.cli.options import (
 )
 from agentpay.contract.bounds import DEFAULT_OVERLAP_SECONDS, MAX_OVERLAP_SECONDS
 from agentpay.contract.choices import DeliveryStatus, EventType
-from agentpay.contract.identifiers import DELIVERY, EVENT
+from agentpay.contract.identifiers import DELIVERY, EVENT, TRANSFER
 from agentpay.contract.identifiers import WEBHOOK as WEBHOOK_PREFIX
 
 if TYPE_CHECKING:
@@ -260,6 +260,13 @@ deliveries: Final = group(
         status_option(DeliveryStatus, "deliveries"),
         click.option(
             "--event", "event_id", type=identifier(EVENT), metavar="EVENT_ID", help="Only of one event."
+        ),
+        click.option(
+            "--transfer",
+            "transfer_id",
+            type=identifier(TRANSFER),
+            metavar="TRANSFER_ID",
+            help="Only of the events of one transfer.",
         ),
         _to_webhook("Only to one webhook."),
         call=lambda client: client.deliveries.list,

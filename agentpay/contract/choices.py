@@ -19,6 +19,9 @@ AccountSort = Literal["name", "-name", "balance", "-balance", "spent", "-spent",
 ApprovalSort = Literal["expires"]
 """An order of pending transfers: the soonest to expire first."""
 
+TransferSort = Literal["amount", "-amount"]
+"""An order of transfers; with `-`, the largest comes first."""
+
 TransferStatus = Literal["pending_approval", "approved", "submitted", "settled", "rejected", "failed"]
 """The status of a transfer."""
 

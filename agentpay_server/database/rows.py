@@ -27,14 +27,13 @@ from sqlalchemy import (
     ColumnElement,
     Select,
     String,
-    Subquery,
     Table,
     any_,
     bindparam,
     delete,
     insert,
-    or_,
     select,
+    tuple_,
     update,
 )
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
@@ -227,22 +226,30 @@ class Rows(Generic[R]):
 
         `equal` names columns that callers can filter by.
         """
-        by = {name: (self.c[name] == bindparam(name),) for name in equal}
         return Pages(
             select(self.table).where(*conditions),
             self.record,
             owner=self.c[owner],
             place=self.c.seq,
-            filters={**by, **filters},
+            filters={**self.equal(*equal), **filters},
             few=few,
         )
 
+    def equal(self, *names: str) -> dict[str, Sequence[Condition]]:
+        """Return filters by the values of columns."""
+        return {name: (self.c[name] == bindparam(name),) for name in names}
+
     def sorted_pages(
-        self, owner: str, key: ColumnElement[Any], *conditions: Condition, is_descending: bool = False
+        self,
+        owner: str,
+        key: ColumnElement[Any],
+        *conditions: Condition,
+        filters: Mapping[str, Sequence[Condition]] = _NONE,
+        is_descending: bool = False,
     ) -> "SortedPages[R]":
         """Return the list of the rows of an owner in the order of a key; see `SortedPages`."""
         keyed = select(self.table, key.label("value")).where(self.c[owner] == bindparam(owner), *conditions)
-        return SortedPages(keyed.subquery(), self.record, owner=owner, is_descending=is_descending)
+        return SortedPages(keyed, self.record, owner=owner, filters=filters, is_descending=is_descending)
 
     def _named(self, key: Key) -> dict[str, Any]:
         """Return the parameters of a key."""
@@ -370,8 +377,7 @@ class Pages(Generic[T]):
 
         `given` are the values of filters; None means without the filter.
         """
-        values = {name: value for name, value in given.items() if value is not None}
-        names = tuple(name for name in self._filters if name in values)
+        names, values = _chosen(self._filters, given)
         statement = self._statements.get(names)
         if statement is None:
             statement = self._statements[names] = self._shape(names)
@@ -379,12 +385,8 @@ class Pages(Generic[T]):
         return [self._record(row) for row in connection.execute(statement, parameters)]
 
     def statements(self) -> dict[tuple[str, ...], Select[Any]]:
-        """Return the statement of each combination of filters."""
-        return {
-            names: self._shape(names)
-            for number in range(len(self._filters) + 1)
-            for names in combinations(self._filters, number)
-        }
+        """Return the statements with up to two filters, and with all."""
+        return {names: self._shape(names) for names in _combined(self._filters)}
 
     def _shape(self, names: tuple[str, ...]) -> Select[Any]:
         # Not a plain column: no index is in its order.
@@ -399,46 +401,84 @@ class Pages(Generic[T]):
 
 
 class SortedPages(Generic[T]):
-    """A list that is read in pages in the order of a value, then newest first.
+    """A list that is read in pages in the order of a value, with the filters that a caller gives.
 
-    A page starts after the value and the sequence number of the last row before it, so ties and rows that are
-    created meanwhile neither repeat nor hide one. It reads all rows, and returns some of them.
+    Of equal rows the oldest comes first; descending, the list is the same from its end. A page starts after
+    the value and the sequence number of the last row before it, so ties and rows that are created meanwhile
+    neither repeat nor hide one. Without an index in this order, each page reads all rows.
 
     Args:
         rows: finds all rows of an owner, each with its `value` as the last column.
         record: converts a row without it.
         owner: the parameter that says whose list it is.
+        filters: as those of `Pages`.
         is_descending: the largest value comes first.
     """
 
     def __init__(
-        self, rows: Subquery, record: Callable[[Sequence[Any]], T], *, owner: str, is_descending: bool
+        self,
+        rows: Select[Any],
+        record: Callable[[Sequence[Any]], T],
+        *,
+        owner: str,
+        filters: Mapping[str, Sequence[Condition]] = _NONE,
+        is_descending: bool,
     ) -> None:
+        self._rows = rows
         self._record = record
         self._owner = owner
-        value, seq = rows.c.value, rows.c.seq
-        last = bindparam("value", type_=value.type)
-        beyond = value < last if is_descending else value > last
-        order = value.desc() if is_descending else value
-        self._first = select(rows).order_by(order, seq.desc()).limit(bindparam("count"))
-        self._next = self._first.where(
-            or_(beyond, (value == last) & (seq < bindparam("seq", type_=BigInteger)))
-        )
+        self._filters = filters
+        self._is_descending = is_descending
+        self._statements: dict[tuple[bool, tuple[str, ...]], Select[Any]] = {}
 
     def __call__(
         self, connection: Connection, /, owner: str, after: Place | None, count: int, **given: object
     ) -> list[tuple[T, Place]]:
         """Return up to `count` rows of an owner after a place, each with its own.
 
-        `given` are parameters of the value.
+        `given` are the values of filters, None means without the filter; and parameters of the value.
         """
-        parameters = {self._owner: owner, "count": count, **given}
-        statement = self._first
+        names, values = _chosen(self._filters, given)
+        shape = after is None, names
+        statement = self._statements.get(shape)
+        if statement is None:
+            statement = self._statements[shape] = self._shape(names, is_first=after is None)
+        parameters = {self._owner: owner, "count": count, **values}
         if after is not None:
-            statement, parameters = self._next, {**parameters, "value": after.value, "seq": after.seq}
+            parameters |= {"value": after.value, "seq": after.seq}
         rows = connection.execute(statement, parameters)
         return [(self._record(row[:-1]), Place(row[0], row[-1])) for row in rows]
 
-    def statements(self) -> dict[str, Select[Any]]:
-        """Return the statements of the first page and of the others."""
-        return {"first": self._first, "next": self._next}
+    def statements(self) -> dict[tuple[str, ...], Select[Any]]:
+        """Return the statements of the first page and of the others, with filters as those of `Pages`."""
+        return {
+            ("first" if is_first else "next", *names): self._shape(names, is_first=is_first)
+            for is_first in (True, False)
+            for names in _combined(self._filters)
+        }
+
+    def _shape(self, names: tuple[str, ...], *, is_first: bool) -> Select[Any]:
+        rows = self._rows.where(*(each for name in names for each in self._filters[name])).subquery()
+        value, seq = rows.c.value, rows.c.seq
+        order = (value.desc(), seq.desc()) if self._is_descending else (value, seq)
+        statement = select(rows).order_by(*order).limit(bindparam("count"))
+        if is_first:
+            return statement
+        # As one comparison, which an index finds.
+        place = tuple_(value, seq)
+        last = tuple_(bindparam("value", type_=value.type), bindparam("seq", type_=BigInteger))
+        return statement.where(place < last if self._is_descending else place > last)
+
+
+def _chosen(
+    filters: Mapping[str, object], given: Mapping[str, object]
+) -> tuple[tuple[str, ...], dict[str, object]]:
+    """Return the names of the filters that are given, and all values that are."""
+    values = {name: value for name, value in given.items() if value is not None}
+    return tuple(name for name in filters if name in values), values
+
+
+def _combined(filters: Mapping[str, object]) -> list[tuple[str, ...]]:
+    """Return the combinations of up to two filters, and all of them."""
+    few = [names for number in range(3) for names in combinations(filters, number)]
+    return list(dict.fromkeys([*few, tuple(filters)]))

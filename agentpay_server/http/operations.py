@@ -66,11 +66,6 @@ def write_probe(connection: Connection, now_us: int) -> None:
     identity.put(connection, _WRITTEN, str(now_us).encode("ascii"))
 
 
-def stopped_accounts(connection: Connection) -> int:
-    """Also proves that the database responds."""
-    return int(connection.execute(_SUSPENDED).scalar_one())
-
-
 def queued_work(connection: Connection, now_us: int) -> Queue:
     due = connection.execute(_DUE, {"now_us": now_us}).one_or_none()
     assert due is not None  # noqa: S101 - a count is always one row
@@ -78,7 +73,7 @@ def queued_work(connection: Connection, now_us: int) -> Queue:
         deliveries_due=int(due[0]),
         oldest_due_us=None if due[1] is None else int(due[1]),
         transfers_submitted=int(connection.execute(_SUBMITTED).scalar_one()),
-        stopped_accounts=stopped_accounts(connection),
+        stopped_accounts=int(connection.execute(_SUSPENDED).scalar_one()),
     )
 
 
@@ -163,19 +158,16 @@ class Operations:
     async def _readiness(self) -> Answer:
         context = self._context
         lag_seconds = self._server.services.schedule.lag_seconds()
-        written, stopped, height, funds = await asyncio.gather(
+        written, height, funds = await asyncio.gather(
             self._written.result(),
-            _in_time(context.database.read(stopped_accounts)),
             self._height.result(),
             self._treasury.result(),
         )
         is_ready = {
-            "database": written is not None and stopped is not None,
+            "database": written is not None,
             "chain": height is not None,
             # Unknown while the chain does not respond, which `chain` reports.
             "treasury": funds is None or funds.can_pay,
-            # A transaction landed that had been considered expired: an operator must review the account.
-            "stopped_accounts": not stopped,
             "clock": context.clock_check.agrees(),
             "workers": lag_seconds <= context.settings.ready_lag_seconds,
         }

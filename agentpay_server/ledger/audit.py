@@ -38,6 +38,7 @@ _ABOUT: Final = or_(
 )
 PAGES: Final = ENTRIES.pages(
     "operator_id",
+    equal=("key_id", "action"),
     filters={
         "since_us": pages.since(audit),
         "until_us": pages.until(audit),
@@ -154,6 +155,8 @@ class AuditTrail:
             before,
             query.limit + 1,
             about=about,
+            key_id=query.key_id,
+            action=query.action,
             **pages.period(query.since, query.until),
         )
         return listing.page(

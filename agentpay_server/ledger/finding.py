@@ -99,15 +99,14 @@ SESSION_IDS: Final = union(*each(select(sessions.c.session_id), sessions, SESSIO
 
 def values(q: str) -> dict[str, object]:
     """Return the parameters of the conditions for a text. No amount is negative, so -1 finds none."""
-    amount, memo = _AMOUNT.match(q), memo_key(q)
+    amount, (memo, memo_end) = _AMOUNT.match(q), memo_range(q)
     micro = -1 if amount is None else int(amount[1]) * 1_000_000 + int((amount[2] or "").ljust(6, "0"))
     return {
         "q": q,
         "q_lower": q.lower(),
         "q_amount": micro,
         "q_memo": memo,
-        # UTF-8 has no such byte.
-        "q_memo_end": memo + b"\xff",
+        "q_memo_end": memo_end,
         "q_https": f"https://{q}",
         "q_http": f"http://{q}",
     }
@@ -116,3 +115,9 @@ def values(q: str) -> dict[str, object]:
 def memo_key(memo: str) -> bytes:
     """Return a memo as it is stored to be looked for."""
     return memo.casefold().encode()
+
+
+def memo_range(start: str) -> tuple[bytes, bytes]:
+    """Return the first stored memo that begins with a text, and what follows the last one."""
+    # UTF-8 has no such byte.
+    return memo_key(start), memo_key(start) + b"\xff"

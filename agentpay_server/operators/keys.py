@@ -193,6 +193,7 @@ class Keys:
             before,
             query.limit + 1,
             account_id=query.account_id,
+            name=query.name,
             now_us=self._context.clock.now_us() if query.include_revoked is None else None,
         )
         return listing.page(rows, query.limit, seq=lambda row: row[0].seq, item=_listed_agent_key)

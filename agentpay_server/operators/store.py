@@ -70,7 +70,7 @@ _IS_CODE_VALID: Final = sign_in_codes.c.expires_us > _NOW
 _LOCK_KEY: Final = select(api_keys.c.seq).where(api_keys.c.key_id == bindparam("key_id")).with_for_update()
 
 AGENT_KEYS: Final = KEYS.pages(
-    "operator_id", _IS_AGENTS, equal=("account_id",), filters={"now_us": (is_alive(_NOW),)}
+    "operator_id", _IS_AGENTS, equal=("account_id", "name"), filters={"now_us": (is_alive(_NOW),)}
 )
 """Keys of an operator's agents; with `now_us` only live ones."""
 

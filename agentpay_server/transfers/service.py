@@ -15,13 +15,14 @@ from agentpay.contract.ext.spending import LIST_TRANSFERS, ListTransfers
 from agentpay.contract.pages import PageBody
 from agentpay.contract.transfers import CreateTransfer, Transfer
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.pages import List
+from agentpay_server.database.pages import List, SortedList
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.database.tables import PurchaseKind, TransferRecord
 from agentpay_server.engine.authorization import Authorizer, Decided, Order, own_parties
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import RequestedKey, Verdict, find_with_parties, judge
+from agentpay_server.ledger.spending import key_names
 from agentpay_server.platform.errors import not_found
 from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
@@ -116,28 +117,32 @@ class Transfers:
         return to_response(record, self._chain)
 
     async def list(self, principal: Principal, query: ListTransfers) -> PageBody[Transfer]:
-        """Return a page of transfers, newest first; for an agent-scoped key, only those of its account.
+        """Return a page of transfers, newest first or sorted; for an agent-scoped key, only its account's.
 
         Raises:
             Problem: `forbidden` for another account, `invalid_request` for a cursor of another list.
         """
         if query.account_id is not None:
             principal.require_account(query.account_id, LIST_TRANSFERS.operation)
-        listing = List("transfers", principal.account_id or principal.operator_id)
-        rows = await self._database.read(
-            store.PAGES,
-            principal.operator_id,
-            listing.before(query.cursor),
-            query.limit + 1,
-            account_id=principal.account_id or query.account_id,
-            status=query.status,
-            idempotency_key=query.idempotency_key,
-            error=query.error,
-            **store.period(query.since, query.until),
+        account_id, owner = principal.account_id or query.account_id, principal.operator_id
+        if account_id is None and query.key_id is not None:
+            # An agent-scoped key has paid from one account only: the walk along its transfers is shorter.
+            names = await self._database.read(key_names, {query.key_id})
+            account_id = names[query.key_id].account_id if names else None
+        given, count = store.given(query, account_id), query.limit + 1
+        if query.sort is None:
+            listing = List("transfers", principal.account_id or owner)
+            rows = await self._database.read(store.PAGES, owner, listing.before(query.cursor), count, **given)
+            return listing.page(rows, query.limit, seq=lambda row: row.seq, item=self._listed)
+        in_order = SortedList(f"transfers by {query.sort.value}", principal.account_id or owner)
+        after = in_order.after(query.cursor)
+        found = await self._database.read(store.SORTED[query.sort], owner, after, count, **given)
+        return in_order.page(
+            found, query.limit, place=lambda row: row[1], item=lambda row: self._listed(row[0])
         )
-        return listing.page(
-            rows, query.limit, seq=lambda row: row.seq, item=lambda row: to_response(row, self._chain)
-        )
+
+    def _listed(self, record: TransferRecord) -> Transfer:
+        return to_response(record, self._chain)
 
 
 class Execution:

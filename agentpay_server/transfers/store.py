@@ -9,10 +9,13 @@ from sqlalchemy import BigInteger, bindparam, func, literal, literal_column, or_
 
 from agentpay.contract import codec, identifiers
 from agentpay.contract.errors import Refusal
+from agentpay.contract.ext.spending import ListTransfers, TransferSort
 from agentpay.contract.transfers import TransferStatus
+from agentpay.contract.usdc import to_micro
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import TransferRecord, transfers
+from agentpay_server.ledger.finding import memo_range
 from agentpay_server.platform.clock import HOUR_US, end_of_millisecond_us
 from agentpay_server.platform.randomness import earliest_identifier
 from agentpay_server.transfers.rules import Split
@@ -67,11 +70,21 @@ PERIOD: Final = {
     ),
 }
 """Filters of lists of transfers and payments; `period` returns their parameters."""
-PAGES: Final = TRANSFERS.pages(
-    "operator_id",
-    equal=("account_id", "status", "idempotency_key", "error"),
-    filters=PERIOD,
-)
+# Without an index of its own, a filter walks along one of the others, at most once through the whole list.
+_FILTERS: Final = {
+    **TRANSFERS.equal("account_id", "status", "idempotency_key", "error", "key_id"),
+    "memo": (transfers.c.memo_key >= bindparam("memo"), transfers.c.memo_key < bindparam("memo_end")),
+    "min_amount": (transfers.c.amount >= bindparam("min_amount"),),
+    "max_amount": (transfers.c.amount <= bindparam("max_amount"),),
+    **PERIOD,
+}
+PAGES: Final = TRANSFERS.pages("operator_id", filters=_FILTERS)
+SORTED: Final = {
+    sort.value: TRANSFERS.sorted_pages(
+        "operator_id", transfers.c.amount, filters=_FILTERS, is_descending=sort.value.startswith("-")
+    )
+    for sort in TransferSort
+}
 _DUE: Final = func.min(transfers.c.approval_expires_us)
 # Each subquery uses its own partial index.
 _NEXT_EXPIRIES: Final = select(
@@ -85,6 +98,23 @@ _EXPIRED: Final = tuple(
     .with_for_update(skip_locked=True)
     for waits in (_IS_PENDING, _IS_APPROVED)
 )
+
+
+def given(query: ListTransfers, account_id: str | None) -> dict[str, object]:
+    """Return the values of the filters that a query gives, for transfers out of an account or all."""
+    values: dict[str, object] = {
+        "account_id": account_id,
+        "status": query.status,
+        "idempotency_key": query.idempotency_key,
+        "error": query.error,
+        "key_id": query.key_id,
+        "min_amount": None if query.min_amount is None else to_micro(query.min_amount),
+        "max_amount": None if query.max_amount is None else to_micro(query.max_amount),
+        **period(query.since, query.until),
+    }
+    if query.memo is not None:
+        values["memo"], values["memo_end"] = memo_range(query.memo)
+    return values
 
 
 def period(since: datetime | None, until: datetime | None) -> dict[str, object]:

@@ -64,7 +64,9 @@ def test_many_approvals_load_on_and_each_page_is_few_requests(
     assert sum("/console/accounts" in url for url in asked) <= 2
     tab.get_by_role("link", name="Show more").click()
     expect(cards).to_have_count(60)
-    expect(cards.last).to_contain_text("flight AP1")
+    # Of those that expire at once, the oldest is first.
+    expect(cards.first).to_contain_text("flight AP1")
+    expect(cards.last).to_contain_text("20.58")
 
 
 def test_a_list_does_not_move_under_an_open_dialog(server: AgentPayServer, console: Console) -> None:
@@ -132,6 +134,33 @@ def test_an_account_is_created_funded_limited_paid_from_and_paused(
     confirm(tab, "Pause")
     expect(tab.get_by_role("button", name="Resume…")).to_be_visible()
     assert server.client().policies.get(account_id).paused
+
+
+def test_a_limit_that_another_person_has_changed_is_not_overwritten(
+    server: AgentPayServer, console: Console
+) -> None:
+    client = server.client()
+    account_id = client.accounts.create(name="Buyer").account_id
+    tab = console.open(f"accounts/{account_id}")
+
+    def ask_for(label: str, amount: str) -> None:
+        tab.get_by_label(label).fill(amount)
+        confirm(tab, "Review")
+
+    tab.get_by_role("button", name="Edit policy…").click()
+    ask_for("Spend in 24 hours, USDC", "10")
+    client.policies.update(account_id, max_daily_spend=3)
+    tab.get_by_role("button", name="Save").click()
+    form = tab.get_by_role("dialog", name="Policy of Buyer")
+    expect(form.get_by_role("alert")).to_contain_text("Another person has changed max daily spend")
+    assert client.policies.get(account_id).max_daily_spend == 3
+    # A change of something else stays, and is no obstacle.
+    tab.get_by_label("Spend in 24 hours, USDC").fill("")
+    ask_for("Largest transfer, USDC", "2")
+    tab.get_by_role("button", name="Save").click()
+    says(tab, "The policy is saved.")
+    policy = client.policies.get(account_id)
+    assert (policy.max_daily_spend, policy.max_single_transfer) == (3, 2)
 
 
 @BOTH

@@ -66,6 +66,7 @@ def pages_of(server: AgentPayServer) -> list[str]:
         *(
             "overview",
             "approvals",
+            "transfers",
             "timeline",
             "deliveries",
             "deliveries?status=undelivered",
@@ -171,6 +172,7 @@ def test_empty_pages_name_the_command_that_fills_them(console: Console) -> None:
     for page, command in {
         "overview": "accounts.create",
         "approvals": "escalation_threshold",
+        "transfers": "transfers.create",
         "timeline": "agentpay-server trigger",
         "deliveries": "webhooks.create",
         "sessions": "sessions.open",

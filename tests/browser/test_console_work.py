@@ -392,7 +392,7 @@ def test_markup_in_data_is_shown_as_text_and_hidden_or_reordering_characters_as_
     expect(tab.locator(".party", has_text="Air")).to_have_text("Air\\u202eenil\\u200b\\ue0061")
     account = server.client().transfers.get(hostile).from_
     session = next(iter(server.sessions.list())).session_id
-    pages = ["overview", "approvals", "timeline", "deliveries", "sessions", "bench"]
+    pages = ["overview", "approvals", "transfers", "timeline", "deliveries", "sessions", "bench"]
     pages += ["access", "access/operators", "access/webhooks", "access/audit"]
     pages += [f"transfers/{hostile}", f"accounts/{account}", f"sessions/{session}", f"timeline?q={MARKUP}"]
     seen = 0

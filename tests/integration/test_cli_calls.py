@@ -61,6 +61,8 @@ transfers create --from $A --to $B --amount 1.5 --memo rent --idempotency-key k
     "idempotency_key": "k"}
 transfers list --account $A --status rejected --error policy_violation
     GET /ext/v1/transfers?limit=100&account_id=$A&status=rejected&error=policy_violation
+transfers list --by $K --memo rent --min-amount 1 --max-amount 2.50 --sort amount
+    GET /ext/v1/transfers?limit=100&key_id=$K&memo=rent&min_amount=1.000000&max_amount=2.500000&sort=-amount
 transfers get $T
     GET /v1/transfers/$T
 sessions open --from $A --to $B --cap 2 --idempotency-key k

@@ -160,6 +160,27 @@ def test_objects_are_found_by_their_names_and_an_ambiguous_or_unknown_one_is_ref
     assert failure["error"] == "not_found"
 
 
+def test_what_a_key_did_is_listed_by_its_name_also_after_it_is_revoked(commands: CommandLine) -> None:
+    payer, shop = commands.funded().account_id, _shop(commands.client)
+    keys = [commands.client.agent_keys.create(payer, name=name) for name in ("laptop", "server")]
+    for key, amount in zip([*keys, keys[0]], ("1", "2", "3"), strict=True):
+        agent = commands.server.client(api_key=key.key)
+        agent.transfers.create(from_=payer, to=shop, amount=amount, memo=f"Order {amount}")
+    commands.run("keys", "revoke", "laptop")
+    assert "there is no agent key named 'laptop'" in commands.refused("keys", "revoke", "laptop")
+
+    def amounts(*options: str) -> list[str]:
+        return [row.split()[1] for row in commands.shown("transfers", "list", *options).splitlines()[1:]]
+
+    assert amounts("--by", "laptop") == ["3.00", "1.00"]
+    assert amounts("--by", keys[1].key_id) == ["2.00"]
+    assert amounts("--memo", "order", "--min-amount", "2", "--sort", "amount") == ["3.00", "2.00"]
+    entries = commands.items("audit", "list", "--by", "laptop")
+    assert [(each["action"], each["key_name"]) for each in entries] == [("transfers.create", "laptop")] * 2
+    revocations = [each["subject"] for each in commands.items("audit", "list", "--by", "operator")]
+    assert keys[0].key_id in revocations
+
+
 def test_a_list_names_its_accounts_with_one_request_however_many_others_there_are(
     commands: CommandLine,
 ) -> None:

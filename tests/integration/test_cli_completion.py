@@ -154,6 +154,7 @@ BASH = [
     ('agentpay accounts get "Res', 'get "Research bot"'),
     ("agentpay accounts get @res", "get @research-bot"),
     ("agentpay keys revoke it", "revoke it\\'s\\ a\\ key"),
+    ("agentpay transfers list --by it", "--by it\\'s\\ a\\ key"),
     ("agentpay webhooks test http", "test http://127.0.0.1:9/hooks\\?a=\\$b"),
     ("agentpay webhooks test http://127.", "test http://127.0.0.1:9/hooks\\?a=\\$b"),
     ("agentpay approvals approve txn_", "approve {pending}"),

@@ -7,6 +7,7 @@ import bounds
 import money
 import pytest
 from command_line import CommandLine, pending
+from outages import database_away
 
 from agentpay_server import Sandbox
 
@@ -64,13 +65,21 @@ def test_what_needs_attention_is_named_with_what_to_do_and_exits_with_7(commands
     assert commands.run("status", "--quiet").stdout.splitlines() == ["chain", *wrong]
 
 
-def test_a_server_that_is_not_ready_for_another_reason_is_reported(commands: CommandLine) -> None:
+def test_an_account_of_another_operator_that_is_suspended_is_no_matter(commands: CommandLine) -> None:
     other = commands.server.client(api_key=commands.server.sandbox.create_operator("Other").key)
     payer, payee = (other.accounts.create(name=name) for name in ("Payer", "Payee"))
     for account in (payer, payee):
         Sandbox(other).fund(account.account_id, "5")
     money.suspend(commands.server, payer, payee, 2_000_000)
-    result = commands.run("status")
+    assert commands.shown("status").startswith("operator: all is well\n")
+    assert other.console.summary().needs_attention == ("suspended_accounts",)
+    assert other.request("GET", "/readyz").status_code == 200
+
+
+def test_a_server_that_is_not_ready_for_another_reason_is_reported(commands: CommandLine) -> None:
+    # As on a full disk.
+    with database_away(commands.server, is_read=True):
+        result = commands.run("status")
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (7, "server     not ready: GET /readyz")
 
 

@@ -95,6 +95,8 @@ async def lives_on(kind: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     await made.end()
 
 
-async def not_ready(world: World) -> list[str]:
-    """Return why a server is not ready."""
-    return list((await world.http.get("/readyz")).json().get("not_ready", []))
+async def suspended(world: World) -> int:
+    """Return how many accounts are suspended; the server must be ready all the same."""
+    assert (await world.http.get("/readyz")).json() == {"status": "ready"}
+    summary = await world.request("GET", "/ext/v1/console/summary")
+    return int(summary.body["suspended_accounts"])

@@ -12,7 +12,7 @@ import pytest
 import signed
 from attrs import evolve, frozen
 from clusters import Change, Cluster
-from restored import FINALITY_SECONDS, Lives, lives_on, not_ready
+from restored import FINALITY_SECONDS, Lives, lives_on, suspended
 from session_sellers import GRACE_SECONDS, ORIGIN, SessionSeller, opening_in
 from worlds import Answer, Party, World, micro
 
@@ -172,7 +172,7 @@ async def test_vouchers_lost_by_a_restore_and_settled_by_the_seller_are_not_paid
             assert (refused.status, refused.error) == (503, "chain_unavailable"), refused
         await asyncio.sleep(FINALITY_SECONDS)
     assert "allow-signing" in (await market.pay(payer, "new")).body["message"]
-    assert await not_ready(market.world) == ["stopped_accounts"]
+    assert await suspended(market.world) == 1
     assert len(unknown_payouts(caplog)) == 1
     (stop,) = await stops_of(market.world)
     (session,) = await market.sessions()
@@ -188,7 +188,7 @@ async def test_vouchers_lost_by_a_restore_and_settled_by_the_seller_are_not_paid
     assert await market.paid(payer, "new") == PRICE
     market = await restarted(lives, market)
     assert await market.paid(payer, "newer") == 2 * PRICE
-    assert await not_ready(market.world) == []
+    assert await suspended(market.world) == 0
     assert len(unknown_payouts(caplog)) == 1
 
 
@@ -212,7 +212,7 @@ async def test_no_voucher_is_signed_for_a_total_that_the_chain_shows_as_settled_
     assert await market.paid(payer, "new") == 4 * PRICE
     await asyncio.sleep(60)
     assert len(unknown_payouts(caplog)) == 1
-    assert await not_ready(market.world) == []
+    assert await suspended(market.world) == 0
 
 
 @pytest.mark.usefixtures("_watch")
@@ -236,7 +236,7 @@ async def test_a_payout_beyond_the_books_is_found_when_nothing_is_left_of_the_ch
     (stop,) = await stops_of(market.world)
     (session,) = await market.sessions()
     assert stop["after"]["tx_signature"] == session["settlement_tx_signature"]
-    assert await not_ready(market.world) == ["stopped_accounts"]
+    assert await suspended(market.world) == 1
 
 
 async def test_a_total_settled_beyond_the_books_is_found_without_a_request(
@@ -251,7 +251,7 @@ async def test_a_total_settled_beyond_the_books_is_found_without_a_request(
     await market.settle(closes=False)
     await asyncio.sleep(60)
     assert len(unknown_payouts(caplog)) == 1
-    assert await not_ready(market.world) == ["stopped_accounts"]
+    assert await suspended(market.world) == 1
 
 
 async def test_settled_vouchers_that_the_books_know_stop_no_account(
@@ -268,7 +268,7 @@ async def test_settled_vouchers_that_the_books_know_stop_no_account(
     await asyncio.sleep(60)
     assert await market.ended() == ("settled", 2 * PRICE)
     assert unknown_payouts(caplog) == []
-    assert await not_ready(market.world) == []
+    assert await suspended(market.world) == 0
 
 
 async def test_channels_of_an_account_that_one_transaction_pays_out_are_settled_each(lives: Lives) -> None:
@@ -498,7 +498,7 @@ async def test_one_false_payout_of_a_channel_does_not_change_the_books(
     await asyncio.sleep(FINALITY_SECONDS + 60)
     assert await market.ended() == ("settled", PRICE)
     assert unknown_payouts(caplog) == []
-    assert await not_ready(market.world) == []
+    assert await suspended(market.world) == 0
 
 
 @pytest.mark.usefixtures("_watch")
@@ -520,7 +520,7 @@ async def test_a_false_total_of_a_channel_neither_stops_its_account_nor_changes_
     assert len(doubts) == 1 if seconds else len(doubts) <= 1
     assert unknown_payouts(caplog) == []
     assert await stops_of(market.world) == []
-    assert await not_ready(market.world) == []
+    assert await suspended(market.world) == 0
 
 
 @pytest.mark.parametrize("lives", ["cluster"], indirect=True)
@@ -549,7 +549,7 @@ async def test_an_expired_close_of_a_channel_is_signed_again_for_a_stopped_accou
     assert await market.paid(payer, "key") == PRICE
     await market.world.drain_elsewhere(payer, thief, "3")  # type: ignore[attr-defined]
     await asyncio.sleep(FINALITY_SECONDS + 10)
-    assert await not_ready(market.world) == ["stopped_accounts"]
+    assert await suspended(market.world) == 1
     (session,) = await market.sessions()
     with monkeypatch.context() as nothing_lands:
         nothing_lands.setattr(lives.cluster, "submit", lambda _: "")

@@ -12,15 +12,17 @@ from agentpay_server import AgentPayServer, DatabaseUnavailableError
 
 
 @contextmanager
-def database_away(server: AgentPayServer, message: str = "away") -> Iterator[threading.Event]:
-    """Let every unit of work fail; the event says that one did."""
+def database_away(
+    server: AgentPayServer, message: str = "away", *, is_read: bool = False
+) -> Iterator[threading.Event]:
+    """Let every unit of work fail, with `is_read` only those that write; the event says that one did."""
     has_failed = threading.Event()
 
     async def refused(*_: Any, **__: Any) -> None:
         has_failed.set()
         raise DatabaseUnavailableError(message)
 
-    with _database_calls(server, refused):
+    with _database_calls(server, refused, *(("run",) if is_read else ("run", "read"))):
         yield has_failed
 
 
@@ -31,7 +33,7 @@ def database_silent(server: AgentPayServer) -> Iterator[None]:
     async def silent(*_: Any, **__: Any) -> None:
         await asyncio.Event().wait()
 
-    with _database_calls(server, silent):
+    with _database_calls(server, silent, "run", "read"):
         yield
 
 
@@ -48,9 +50,11 @@ def chain_silent(server: AgentPayServer) -> Iterator[None]:
 
 
 @contextmanager
-def _database_calls(server: AgentPayServer, call: Callable[..., Awaitable[None]]) -> Iterator[None]:
+def _database_calls(
+    server: AgentPayServer, call: Callable[..., Awaitable[None]], *names: str
+) -> Iterator[None]:
     database = server._running.server.context.database
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("run", "read"):
+        for name in names:
             patch.setattr(database, name, call)
         yield

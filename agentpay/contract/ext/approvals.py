@@ -42,7 +42,7 @@ class PendingTransfer(Transfer):
 
 
 class ApprovalSort(StrEnum):
-    """An order of pending transfers. Equal ones are newest first."""
+    """An order of pending transfers. Of equal ones the oldest comes first."""
 
     EXPIRES = "expires"
 

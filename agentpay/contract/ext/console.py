@@ -74,10 +74,12 @@ class ListAgentKeys(PageQuery):
 
     Attributes:
         account_id: only keys of this account.
+        name: only keys with exactly this label.
         include_revoked: `true`: revoked and expired keys too.
     """
 
     account_id: Annotated[str, text(maximum=128)] | None = None
+    name: Annotated[str, text(minimum=1, maximum=200)] | None = None
     include_revoked: Literal["true"] | None = None
 
 
@@ -251,11 +253,15 @@ class ListAudit(PageQuery):
 
     Attributes:
         account_id: only changes that name this account.
+        key_id: only changes that this key made, `key_…`, revoked or not.
+        action: only changes with this `action`, such as `policies.put`.
         since: only changes after this time.
         until: only changes up to and including this time.
     """
 
     account_id: Annotated[str, text(maximum=128)] | None = None
+    key_id: Annotated[str, text(maximum=128)] | None = None
+    action: Annotated[str, text(maximum=128)] | None = None
     since: Moment | None = None
     until: Moment | None = None
 
@@ -398,7 +404,7 @@ class PausedAccounts(Model):
 
 
 class AccountSort(StrEnum):
-    """An order of accounts; with `-`, the largest or last comes first. Equal accounts are newest first."""
+    """An order of accounts, of equal ones the oldest first; with `-`, the reverse."""
 
     NAME = "name"
     NAME_DESCENDING = "-name"

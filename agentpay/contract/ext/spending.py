@@ -74,6 +74,13 @@ class Budget(Model):
     expires_at: datetime | None
 
 
+class TransferSort(StrEnum):
+    """An order of transfers: the smallest first, of equal ones the oldest; with `-`, the reverse."""
+
+    AMOUNT = "amount"
+    AMOUNT_DESCENDING = "-amount"
+
+
 @frozen(kw_only=True)
 class ListTransfers(PageQuery):
     """Query of `GET /ext/v1/transfers`.
@@ -83,18 +90,34 @@ class ListTransfers(PageQuery):
         status: only transfers with this status.
         idempotency_key: only transfers with this key.
         error: only transfers with this error code.
+        key_id: only transfers requested with this key, `key_…`, revoked or not.
+        memo: only transfers whose memo begins with this text, ignoring case.
+        min_amount: only transfers of at least this many USDC, a decimal string.
+        max_amount: only transfers of at most this many USDC, a decimal string.
         since: only transfers requested after this time.
         until: only transfers requested up to and including this time.
+        sort: the order over all transfers: by `amount`; `-` before it reverses the order. By default, newest
+            first.
     """
 
-    _example: ClassVar = {"error": "insufficient_balance"}
+    _example: ClassVar = {
+        "error": "insufficient_balance",
+        "memo": "invoice",
+        "min_amount": "5",
+        "max_amount": "20.5",
+    }
 
     account_id: Annotated[str, text(maximum=128)] | None = None
     status: TransferStatus | None = None
     idempotency_key: Annotated[str, text(minimum=1, maximum=128)] | None = None
     error: Annotated[str, text(minimum=1, maximum=128)] | None = None
+    key_id: Annotated[str, text(maximum=128)] | None = None
+    memo: Annotated[str, text(minimum=1, maximum=200)] | None = None
+    min_amount: UsdcAmount | None = None
+    max_amount: UsdcAmount | None = None
     since: Moment | None = None
     until: Moment | None = None
+    sort: TransferSort | None = None
 
 
 class PredictedOutcome(StrEnum):
@@ -175,7 +198,7 @@ LIST_TRANSFERS: Final = Endpoint(
     query=ListTransfers,
     responses={200: PageBody[Transfer]},
     errors=(ErrorCode.FORBIDDEN,),
-    summary="List transfers of every status, newest first.",
+    summary="List transfers of every status, newest first or sorted.",
     description="With an agent-scoped key, only transfers of its account.",
 )
 

@@ -3,23 +3,26 @@
 The page calls the API like any other client, with a key that its user enters. The headers restrict it to this
 server, so that markup injected into a memo or name can neither load nor send anything.
 
-The files are plain ES modules without a build step:
+The files are plain ES modules without a build step, drawn by Preact, which is one file of another project
+(`preact.js`). Types of requests and responses come from the OpenAPI documents, in
+`tests/browser/openapi.d.ts`.
 
 - `app.js` signs in, draws the frame, navigates and reads the keyboard. The key is in the tab's sessionStorage
-  only.
+  only. What pages share is in its component; no module has state.
 - `page.js` reads the shown page: at once, after each change, and every few seconds, at most once a second. A
-  page that was left cancels its requests, so a late response never replaces a newer page. A list redraws only
-  what differs.
+  page that was left cancels its requests, so a late response never replaces a newer page. All parts are shown
+  together, and not while a dialog is open. Here are the lists, filters and fields that pages are made of.
 - `api.js` sends requests and follows the stream of events. An event only says that something changed; the
   page then reads everything it shows again. A hidden tab has no stream and sends nothing.
-- `ui.js` builds elements from text nodes and attributes; nothing parses markup. It escapes characters that
-  hide or reorder text, and isolates the direction of text that others wrote.
-- The other modules hold the pages: `admin.js` accounts, keys, webhooks and the audit trail; `history.js`
-  timeline, sessions and deliveries; `transfer.js` approvals, and a transfer with its HTTP 402 exchange;
-  `bench.js` the controls of a test chain. A dialog confirms each change; if it moves money, focus starts on
-  Cancel.
+- `ui.js` creates elements from text and attributes, and dialogs; nothing parses markup. It escapes characters
+  that hide or reorder text, and isolates the direction of text that others wrote.
+- The other modules are a page each. A dialog confirms each change, and what it is about does not change while
+  it is open; if it moves money, focus starts on Cancel.
+
+Each file is compressed once, and sent so to a browser that accepts it.
 """
 
+import gzip
 import hashlib
 import html
 import json
@@ -53,6 +56,7 @@ HEADERS: Final = (
     (b"cross-origin-resource-policy", b"same-origin"),
     # Makes browsers revalidate, so that modules of two versions never mix.
     (b"cache-control", b"no-cache"),
+    (b"vary", b"accept-encoding"),
 )
 _TYPES: Final = {
     ".html": b"text/html; charset=utf-8",
@@ -91,7 +95,8 @@ class Console:
         require_get(PATH, method)
         if path == "/":
             return Answer(303, b"", headers=(*HEADERS, (b"location", PATH.encode("ascii"))))
-        file = _files().get(path.removeprefix(PATH).removeprefix("/") or _INDEX)
+        coding = "gzip" if _accepts_gzip(header(b"accept-encoding") or b"") else ""
+        file = _files().get((path.removeprefix(PATH).removeprefix("/") or _INDEX, coding))
         if file is None:
             what = f"The console has no such file; it starts at {PATH}."
             raise Problem(ErrorCode.NOT_FOUND, what, says_what_to_do=True)
@@ -100,15 +105,30 @@ class Console:
         return file
 
 
+def _accepts_gzip(accepted: bytes) -> bool:
+    """Return whether a response may be compressed; without the header, it may not."""
+    weights: dict[bytes, bytes] = {}
+    for each in accepted.lower().split(b","):
+        name, _, weight = each.partition(b";")
+        weights[name.strip()] = weight.strip()
+    weight = weights.get(b"gzip", weights.get(b"*", b"q=0")).removeprefix(b"q=")
+    return weight.strip(b"0.") != b"" or weight == b""
+
+
 @cache
-def _files() -> dict[str, Answer]:
-    return {
-        file.name: Answer(200, body, _TYPES[suffix], (*HEADERS, (b"etag", etag.encode("ascii"))))
-        for file in _FOLDER.iterdir()
-        if (suffix := f".{file.name.rpartition('.')[2]}") in _TYPES
-        for body in (_filled(file.read_bytes()) if file.name == _INDEX else file.read_bytes(),)
-        for etag in (f'"{hashlib.sha256(body).hexdigest()[:32]}"',)
-    }
+def _files() -> dict[tuple[str, str], Answer]:
+    """Return each file by name and coding, which is empty or `gzip`; each has its own ETag."""
+    found: dict[tuple[str, str], Answer] = {}
+    for file in _FOLDER.iterdir():
+        suffix = f".{file.name.rpartition('.')[2]}"
+        if suffix not in _TYPES:
+            continue
+        body = _filled(file.read_bytes()) if file.name == _INDEX else file.read_bytes()
+        for coding, sent in (("", body), ("gzip", gzip.compress(body, mtime=0))):
+            etag = f'"{hashlib.sha256(sent).hexdigest()[:32]}"'.encode("ascii")
+            coded = ((b"content-encoding", coding.encode("ascii")),) if coding else ()
+            found[file.name, coding] = Answer(200, sent, _TYPES[suffix], (*HEADERS, *coded, (b"etag", etag)))
+    return found
 
 
 def _filled(index: bytes) -> bytes:

@@ -1,22 +1,35 @@
 // @ts-check
 
-export const KEY = "agentpay.key";
+/** @typedef {import("../../../tests/browser/console.d.ts").Schemas} Schemas */
 
+export const KEY = "agentpay.key";
 /** The prefix of every path that is not part of `/v1`. */
 const EXTENSIONS = "/ext/v1";
 
 function failure(status, body) {
 	const { error: code, message = `The server responded with status ${status}.`, details = [] } = body ?? {};
 	const faults = details.map((it) => `${it.field} ${it.message}`);
-	return Object.assign(new Error([message, ...faults].join(" ")), { status, code, summary: message, faults, details });
+	return Object.assign(new Error([message, ...faults].join(" ")), { status, code, summary: message, details });
 }
 
-/** The window gets the event `unauthorized` when the key is refused. */
-export async function send(method, path, { body, signal, headers, key = sessionStorage[KEY] } = /** @type {any} */ ({})) {
+/** An address with what of a query is given. */
+export const at = (path, query = /** @type {any} */ ({})) => {
+	const given = new URLSearchParams(Object.entries(query).filter(([, value]) => value)).toString();
+	return given ? `${path}?${given}` : path;
+};
+
+/**
+ * Send a request to a path of the OpenAPI documents, without the extensions' prefix. What is `given` are its path
+ * parameters, `query` and `body`. The window gets the event `unauthorized` when the key is refused.
+ * @type {import("../../../tests/browser/console.d.ts").Send}
+ */
+export const send = async (method, path, given = /** @type {any} */ ({})) => {
+	const { query, body, signal, headers, key = sessionStorage[KEY] } = given, params = /** @type {any} */ (given);
+	const place = at(String(path).replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(params[name])), /** @type {any} */ (query));
 	let response;
 	try {
-		response = await fetch(path.startsWith("/v1/") ? path : EXTENSIONS + path, {
-			method, signal, cache: "no-store", credentials: "omit", redirect: "error",
+		response = await fetch(place.startsWith("/v1/") ? place : EXTENSIONS + place, {
+			method: String(method), signal, cache: "no-store", credentials: "omit", redirect: "error",
 			headers: { ...(key && { Authorization: `Bearer ${key}` }), ...headers },
 			body: body && new Blob([JSON.stringify(body)], { type: "application/json" }),
 		});
@@ -31,20 +44,24 @@ export async function send(method, path, { body, signal, headers, key = sessionS
 	const problem = await response.json().catch(() => null);
 	if (response.status === 401 && key === sessionStorage[KEY]) dispatchEvent(new Event("unauthorized"));
 	throw failure(response.status, problem);
-}
+};
 
-export async function call(method, path, options) {
-	const response = await send(method, path, options);
-	return response.status === 204 ? null : response.json();
-}
+/** @type {import("../../../tests/browser/console.d.ts").Call} */
+export const call = async (method, path, given) => {
+	const response = await send(method, path, given);
+	return response.status === 204 ? /** @type {any} */ (null) : response.json();
+};
 
-export const read = (path, signal) => call("GET", path, { signal });
-export const post = (path, body) => call("POST", path, { body });
+/** @type {import("../../../tests/browser/console.d.ts").Read} */
+export const read = (path, given) => call("GET", path, given);
+/** @type {import("../../../tests/browser/console.d.ts").Post} */
+export const post = (path, given) => call("POST", path, given);
 
+/** @returns {Promise<unknown>} */
 export const pause = (ms, ...signals) => new Promise((resolve) => {
 	const ended = AbortSignal.any([AbortSignal.timeout(ms), ...signals]);
 	ended.addEventListener("abort", resolve);
-	if (ended.aborted) resolve();
+	if (ended.aborted) resolve(null);
 });
 
 const FIRST_PAUSE_MS = 500, LONGEST_PAUSE_MS = 15000, SILENCE_MS = 40000;
@@ -73,7 +90,7 @@ export async function follow({ signal, onChange, onState }) {
 }
 
 async function listen(signal, onNews) {
-	const { body } = await send("GET", "/console/stream", { signal }), reader = body.pipeThrough(new TextDecoderStream()).getReader();
+	const { body } = await send("GET", "/console/stream", { signal }), reader = /** @type {any} */ (body).pipeThrough(new TextDecoderStream()).getReader();
 	onNews();
 	for (;;) {
 		const silence = setTimeout(() => reader.cancel(), SILENCE_MS), { value, done } = await reader.read();

@@ -1,347 +1,378 @@
 // @ts-check
 
-import { KEY, pause, read, send } from "./api.js";
-import { $, ask, button, code, field, form, h, link, plain, quiet, said, show, singular, tell, undisturbed } from "./ui.js";
-
-export let me = { cluster: "", key_id: "", is_test_money: false, isConsole: false };
-
-/** What the server can do beside the operator's own objects, and the rules of a policy, from the summary. @type {any} */
-export const able = { clock: true, points: true, rules: [] };
-
-export async function meet() {
-	known.clear();
-	me = { ...await read("/whoami"), isConsole: (sessionStorage[KEY] ?? "").startsWith("ap_console_") };
-}
-
-/** Its `loads` read its parts; its `signal` ends when it is left. @type {any} */
-let page;
-
-export let reload = () => {};
-
-/** Whether events arrive: then pages are read again for what has no event only. */
-export const live = { isStreaming: false };
+import { at, pause, send } from "./api.js";
+import { $, button, code, Component, field, form, h, link, plain, quiet, said, singular, useApp, useEffect, useLayoutEffect, useRef, useState, using } from "./ui.js";
 
 const PAUSE_MS = 1000, POLL_MS = 4000, QUIET_POLL_MS = 15000;
+const PLACES = "a[href], button, summary, input, select";
 
-export async function turn(title, content, { id, asked, signal }, before, onDrawn) {
-	const { loads } = page = { id, asked, signal, loads: [], title, summary: null };
-	const problem = h("p.problem", { role: "alert" }), root = h("div.page", { "aria-busy": "true" });
-	$("main").replaceChildren(title, problem, root);
-	root.append(...content(page).flat(9).filter(Boolean));
-	const update = async () => {
-		try {
-			page.summary = await before(signal);
-			await Promise.all(loads.map((load) => load()));
-			problem.textContent = "";
-		} catch (error) {
-			if (signal.aborted) return;
-			if (error.status === undefined) console.error(error);
-			problem.textContent = plain(error.message);
+/**
+ * A page of the console, from when it is opened until it is left. It reads all its parts again after each change and
+ * every few seconds, and shows them together. Nothing of it moves while a dialog is open.
+ */
+export class Page extends Component {
+	leaving = new AbortController();
+	signal = this.leaving.signal;
+	/** What reads the parts. @type {Set<() => Promise<() => void>>} */
+	loads = new Set();
+	/** The keys of the rows that are open. @type {Set<string>} */
+	open = new Set(this.props.place.left?.open);
+	state = { title: this.props.place.label, problem: "", isBusy: true };
+	/** @type {Record<string, string>} */
+	asked = this.props.place.asked;
+	/** @type {import("./app.js").App} */
+	app = this.props.app;
+	reload = () => {};
+
+	constructor(props) {
+		super(props);
+		this.app.page = this;
+	}
+
+	componentDidMount() {
+		scrollTo(0, 0);
+		$("h1").focus({ preventScroll: true });
+		this.run();
+	}
+
+	componentWillUnmount() {
+		this.leaving.abort();
+		if (this.app.page === this) this.app.page = null;
+	}
+
+	/** Read a path, and the names of accounts in what it returns. @type {typeof import("./api.js").read} */
+	get = (path, given) => this.app.get(path, { .../** @type {any} */ (given), signal: this.signal });
+
+	/** Read a part with the page, from now on. */
+	join(load) {
+		this.loads.add(load);
+		if (!this.state.isBusy) this.reload();
+		return () => { this.loads.delete(load); };
+	}
+
+	async run() {
+		const { app, signal } = this;
+		while (!signal.aborted) {
+			const wanted = new AbortController();
+			this.reload = () => wanted.abort();
+			await app.undisturbed();
+			// Nothing is lost while the page is hidden: the stream begins anew when it is seen.
+			if (!document.hidden && !signal.aborted) await this.update();
+			await pause(PAUSE_MS, signal);
+			await pause(app.state.hasStream ? QUIET_POLL_MS : POLL_MS, signal, wanted.signal);
 		}
-		if (root.hasAttribute("aria-busy") && !signal.aborted) onDrawn();
-		root.removeAttribute("aria-busy");
+	}
+
+	async update() {
+		const { app, signal } = this, isFirst = this.state.isBusy;
+		const frame = await Promise.allSettled([app.readSummary(signal)]);
+		const parts = frame[0].status === "fulfilled" ? await Promise.allSettled([...this.loads].map((load) => load())) : [];
+		await app.undisturbed();
+		if (signal.aborted) return;
+		const [error] = [...frame, ...parts].flatMap((it) => (it.status === "rejected" ? [it.reason] : []));
+		if (error && error.status === undefined) console.error(error);
+		const back = keepFocus();
+		for (const part of parts) if (part.status === "fulfilled") part.value();
+		await new Promise((/** @type {(value?: unknown) => void} */ resolve) => this.setState({ problem: error?.message ?? "", isBusy: false }, resolve));
+		back();
+		if (isFirst && !scrollY) scrollTo(0, this.props.place.left?.top ?? 0);
+	}
+
+	render({ place, app }, { title, problem, isBusy }) {
+		document.title = `${plain(title)} · agentpay console`;
+		return h("main", h("h1", { tabindex: -1 }, h("bdi", title)), h("p.problem", { role: "alert" }, problem),
+			h("div.page", { "aria-busy": isBusy && "true" }, h(place.content, { app, page: this, id: place.id, asked: place.asked })));
+	}
+}
+
+/** Where the focus is, for when it is gone: the next row gets it, or the heading if there is none. */
+function keepFocus() {
+	const focused = /** @type {any} */ (document.activeElement), row = focused?.closest("[data-row]"), list = row?.parentElement;
+	const place = list ? [...list.children].indexOf(row) : -1;
+	return () => {
+		if (!focused || focused === document.body || focused.isConnected) return;
+		const heir = list?.isConnected && list.children[Math.min(place, list.children.length - 1)];
+		const next = heir && (heir.matches("[tabindex]") ? heir : heir.matches("[data-row]") ? $(PLACES, heir) : null);
+		(next ?? $("h1"))?.focus({ preventScroll: true });
 	};
-	while (!signal.aborted) {
-		const wanted = new AbortController();
-		reload = () => wanted.abort();
-		await undisturbed();
-		// Nothing is lost while the page is hidden: the stream begins anew when it is seen.
-		if (!document.hidden && !signal.aborted) await update();
-		await pause(PAUSE_MS, signal);
-		await pause(live.isStreaming ? QUIET_POLL_MS : POLL_MS, signal, wanted.signal);
-	}
 }
 
-/** The summary that was read with the page. */
-export const summary = () => page.summary;
-
-/** Give the page the name of what it shows. */
-export function titled(...name) {
-	page.title.replaceChildren(...name);
-	document.title = `${page.title.textContent} · agentpay console`;
-}
-
-export async function act(work, done = "Done.") {
-	await report(work, done);
-	reload();
-}
-
-/** Do what changes nothing, and say how it ended: the page is not drawn again. */
-async function report(work, done = "Done.") {
-	try {
-		const said = await work();
-		if (said !== "") tell(typeof said === "string" ? said : done);
-	} catch (error) {
-		tell(error.message);
-	}
-}
-
-/** A button whose dialog names what it changes; `work` gets the values of its fields, and may return what follows it. */
-export function change(label, body, work, options = {}) {
-	const { action = label, title = `${action}?`, look = "danger", typed, wide, ...attributes } = /** @type {any} */ (options);
-	return button(`${label}…`, () => act(async () => {
-		const content = typeof body === "string" ? h("p", body) : await body();
-		const done = await ask({ title, action, typed, look: look || "primary", wide, work }, content);
-		return typeof done === "function" ? done() : done;
-	}), { class: look, ...attributes });
-}
-
-const known = new Map();
-
-function learn({ data, accounts, ...one }) {
-	for (const it of [data, accounts, [one]].find(Array.isArray)) if (it.policy && it.account_id) known.set(it.account_id, { ...known.get(it.account_id), ...it });
-}
-
-/** Read accounts in full, all in one request; one of another operator has no name here. */
-export async function details(ids, signal = page.signal) {
-	const wanted = [...new Set(ids)].filter(Boolean).slice(0, 100);
-	if (!wanted.length) return;
-	learn(await read(`/console/accounts?limit=100&ids=${wanted.join()}`, signal));
-	for (const id of wanted) if (!known.has(id)) known.set(id, {});
-}
-
-/** Read a path, and the names of accounts in what it returns. */
-export async function get(path) {
-	const { signal } = page, found = await read(path, signal);
-	learn(found);
-	await details((JSON.stringify(found).match(/acct_\w+/g) ?? []).filter((id) => !known.has(id)), signal);
+/** What `work` reads, with the page and as often as it; undefined until then. */
+export function useLoad(work) {
+	const { page } = useApp(), [found, show] = useState(/** @type {any} */ (undefined)), latest = useRef(work);
+	latest.current = work;
+	useLayoutEffect(() => page.join(async () => {
+		const found = await latest.current(page);
+		return () => show(() => found);
+	}), []);
 	return found;
 }
 
-export const accountOf = (id) => known.get(id) ?? {};
-export const nameOf = (id) => accountOf(id).name ?? id;
-export const named = (id) => (accountOf(id).name ? said(nameOf(id)) : code(id));
-export const party = (id) => (accountOf(id).name ? h("a.party", { href: `#/accounts/${id}`, title: id }, named(id)) : code(id));
+/** A part of the page that shows what `work` reads. */
+export const part = (work, render) => h(Part, { work, render });
+
+function Part({ work, render }) {
+	const found = useLoad(work), app = useApp();
+	return h("div", found && render(found, app));
+}
+
+/** One object of the server. @type {import("../../../tests/browser/console.d.ts").ReadPart} */
+export const one = (path, given, render) => part((page) => page.get(path, given), render);
+/** Names the page by what it shows. */
+export const titled = (title) => h(Titled, { title });
+
+function Titled({ title }) {
+	const { page } = useApp();
+	useLayoutEffect(() => page.setState({ title }), [title]);
+	return null;
+}
+
+/** Who is paid over HTTP 402 or in sessions, whose addresses say nothing: by the transfer or session, as far as needed. */
+export async function payeesOf({ known: { sessions }, get }, wanted, query = {}) {
+	if (!wanted.length) return new Map();
+	const [payments, newest] = await Promise.all([get("/payments", { query: { ...query, limit: 100 } }), get("/sessions", { query: { ...query, limit: 100 } })]);
+	const older = wanted.filter((id) => id.startsWith("sess_") && !sessions.has(id) && !newest.data.some((it) => it.session_id === id)).slice(0, 20);
+	for (const it of [...newest.data, ...await Promise.all(older.map((session_id) => get("/sessions/{session_id}", { session_id })))]) sessions.set(it.session_id, it);
+	return new Map([...sessions, ...payments.data.map((it) => [it.transfer_id, it])]);
+}
+
+/** A button whose dialog names what it changes; `work` gets the values of its fields, and may return what follows it. */
+export const change = (label, body, work, options = {}) => using((app) => {
+	const { action = label, title = `${action}?`, look = "danger", typed, wide, ...attributes } = options;
+	return button(`${label}…`, () => app.act(async () => {
+		const content = typeof body === "string" ? h("p", body) : await body(app);
+		const done = await app.ask({ title, action, typed, look: look || "primary", wide, work: (given) => work(given, app) }, content);
+		return typeof done === "function" ? done() : done;
+	}), { class: look, ...attributes });
+});
+
+/** A button that changes something at once. */
+export const does = (label, work, done, attributes) => using((app) => button(label, () => app.act(() => work(app), done), attributes));
+export const named = (id) => using((app) => (app.accountOf(id).name ? said(app.nameOf(id)) : code(id)));
+export const party = (id) => using((app) => (app.accountOf(id).name ? h("a.party", { href: `#/accounts/${id}`, title: id }, said(app.nameOf(id))) : code(id)));
 
 /** Who used a key: its name, or whose agent it is. */
 export const keyName = ({ key_id: id, key_name: name, key_account_id: account }) =>
 	(name ? said(name) : account ? h("span", "agent of ", named(account)) : id ? code(id) : quiet("the server"));
 
 /** A field that finds an account on the server while somebody types. Its value is the account's identifier. */
-export function picker(label, name = "account_id", { required = false, value = "", any = false, ...props } = /** @type {any} */ ({})) {
-	const chosen = h("input", { type: "hidden", name, value });
-	const menu = h("ul.menu", { role: "listbox", "aria-label": "Matches", hidden: true });
-	const id = `pick-${name}-${Math.random().toString(36).slice(2)}`;
-	menu.id = id;
-	const input = h("input", {
-		type: "text", role: "combobox", autocomplete: "off", "aria-expanded": "false", "aria-controls": id, "aria-autocomplete": "list",
-		placeholder: any ? "Account or address" : required ? "Name, handle or address" : "Name or handle", required, ...props,
-	});
-	const close = () => {
-		menu.hidden = true;
-		input.setAttribute("aria-expanded", "false");
-	};
+export const picker = (label, name = "account_id", props = {}) => h(Picker, { label, name, ...props });
+
+function Picker({ label, name, required = false, value = "", any = false, ...props }) {
+	const app = useApp(), chosen = useRef(null), input = useRef(null), turns = useRef(0), [{ matches, on }, offer] = useState({ matches: /** @type {import("./api.js").Schemas["AccountDetails"][]} */ ([]), on: -1 });
+	const isOpen = matches.length > 0, [id] = useState(() => `pick-${Math.random()}`);
+	const close = () => offer({ matches: [], on: -1 });
+	const demand = () => input.current?.setCustomValidity(required && !chosen.current.value ? "Choose an account from the list." : "");
 	const choose = (value, text) => {
-		const isNew = chosen.value !== value;
-		[chosen.value, input.value] = [value, text];
-		input.setCustomValidity("");
+		const isNew = chosen.current.value !== value;
+		[chosen.current.value, input.current.value] = [value, text];
+		turns.current++;
+		demand();
 		close();
-		if (isNew) input.dispatchEvent(new Event("change", { bubbles: true }));
+		if (isNew) chosen.current.dispatchEvent(new Event("change", { bubbles: true }));
 	};
-	let turns = 0;
+	const pick = (it) => choose(it.account_id, it.name);
 	const search = async () => {
-		const mine = ++turns, q = input.value.trim();
-		const found = q ? await read(`/console/search?limit=8&q=${encodeURIComponent(q)}`) : { accounts: (await read("/console/accounts?limit=8")).data };
-		if (mine !== turns || document.activeElement !== input) return;
-		learn(found);
-		menu.replaceChildren(...found.accounts.map((it) => h("li", {
-			role: "option", "aria-selected": "false", mousedown: (event) => {
-				event.preventDefault();
-				choose(it.account_id, it.name);
-			},
-		}, said(it.name), quiet(` ${it.handle}`))));
-		menu.hidden = !found.accounts.length;
-		input.setAttribute("aria-expanded", String(!menu.hidden));
+		const mine = ++turns.current, q = input.current.value.trim();
+		const accounts = q ? (await app.get("/console/search", { query: { limit: 8, q } })).accounts : (await app.get("/console/accounts", { query: { limit: 8 } })).data;
+		if (mine === turns.current && document.activeElement === input.current) offer({ matches: accounts, on: -1 });
 	};
-	const move = (step) => {
-		const all = [...menu.children], at = all.findIndex((it) => it.ariaSelected === "true");
-		const next = all[(at + step + all.length) % all.length];
-		for (const each of all) each.ariaSelected = String(each === next);
-	};
-	const node = h("label.field.picker", h("span", label), input, chosen, menu);
-	input.addEventListener("input", (event) => {
+	const seek = () => search().catch(() => {});
+	const typed = (event) => {
 		event.stopPropagation();
 		// An address may be paid without an account.
-		chosen.value = any ? input.value.trim() : "";
-		input.setCustomValidity(required && !chosen.value ? "Choose an account from the list." : "");
-		search().catch(() => {});
-	});
-	input.addEventListener("focus", () => search().catch(() => {}));
-	input.addEventListener("blur", () => {
-		const exact = [...menu.children].filter((it) => !menu.hidden && $("bdi", it).textContent === plain(input.value.trim()));
-		if (!chosen.value && exact.length === 1) exact[0].dispatchEvent(new Event("mousedown", { cancelable: true }));
-		if (!input.value && chosen.value && !any) choose("", "");
+		chosen.current.value = any ? input.current.value.trim() : "";
+		demand();
+		// What was found for other text is no choice.
 		close();
-	});
-	input.addEventListener("keydown", (event) => {
-		if (event.key === "ArrowDown" || event.key === "ArrowUp") move(event.key === "ArrowDown" ? 1 : -1);
-		else if (event.key === "Escape" && !menu.hidden) close();
-		else if (event.key === "Enter" && !menu.hidden) {
-			const on = $("[aria-selected=true]", menu) ?? (menu.children.length === 1 ? menu.firstElementChild : null);
-			if (!on) return;
-			on.dispatchEvent(new Event("mousedown", { cancelable: true }));
-		} else return;
+		seek();
+	};
+	const left = () => {
+		if (!chosen.current) return;
+		const exact = matches.filter((it) => it.name === input.current.value.trim());
+		if (!chosen.current.value && exact.length === 1) pick(exact[0]);
+		if (!input.current.value && chosen.current.value && !any) choose("", "");
+		close();
+	};
+	const press = (event) => {
+		const step = { ArrowDown: 1, ArrowUp: -1 }[event.key], wanted = matches[on] ?? (matches.length === 1 ? matches[0] : null);
+		if (step) offer({ matches, on: isOpen ? (Math.max(on, step < 0 ? 0 : -1) + step + matches.length) % matches.length : -1 });
+		else if (event.key === "Escape" && isOpen) close();
+		else if (event.key === "Enter" && isOpen && wanted) pick(wanted);
+		else return;
 		event.preventDefault();
 		event.stopPropagation();
-	});
-	if (value) details([value]).then(() => { input.value = nameOf(value); }, () => { input.value = value; });
-	else if (required && !any) input.setCustomValidity("Choose an account from the list.");
-	return node;
+	};
+	useEffect(() => {
+		if (!any) demand();
+		if (value) app.details([value]).finally(() => { input.current && (input.current.value = app.nameOf(value)); }).catch(() => {});
+	}, []);
+	return h("label.field.picker", h("span", label),
+		h("input", {
+			ref: input, type: "text", role: "combobox", autocomplete: "off", "aria-expanded": String(isOpen), "aria-controls": id, "aria-autocomplete": "list",
+			placeholder: any ? "Account or address" : required ? "Name, handle or address" : "Name or handle", required, input: typed, focus: seek, blur: left, keydown: press, ...props,
+		}),
+		h("input", { ref: chosen, type: "hidden", name, defaultValue: value }),
+		h("ul.menu", { id, role: "listbox", "aria-label": "Matches", hidden: !isOpen }, matches.map((it, i) => h("li", {
+			role: "option", "aria-selected": String(i === on), mousedown: (event) => {
+				event.preventDefault();
+				pick(it);
+			},
+		}, said(it.name), quiet(` ${it.handle}`)))));
 }
 
-export const accountField = (props) => picker("Account", "account_id", { required: true, ...props });
-
-export const at = (path, query) => {
-	const given = new URLSearchParams(Object.entries(query).filter(([, value]) => value)).toString();
-	return given ? `${path}?${given}` : path;
-};
+export const accountField = (props = {}) => picker("Account", "account_id", { required: true, ...props });
 const here = (query) => at(location.hash.split("?")[0] || "#/", query);
-
 export const instant = (local) => (isNaN(Date.parse(local)) ? local : new Date(local).toISOString());
+export const inTime = (/** @type {any} */ { since, until, ...others }) => ({ ...others, since: instant(since), until: instant(until) });
+/** What the address asks of a list, with moments in UTC. */
+const askedOf = ({ back, sort, shown, by, id, origin, ...others }) => inTime(others);
+/** Whether a list is narrowed by what somebody typed. */
+const isFiltered = (asked) => Object.keys(asked).some((name) => !["cursor", "back", "sort", "shown", "needs_attention", "by"].includes(name));
 
-export const inTime = ({ since, until, ...others }) => ({ ...others, since: instant(since), until: instant(until) });
-
-/** What the address asks, with moments in UTC. */
-function asked() {
-	const { back, sort, shown, ...others } = page.asked;
-	return inTime(others);
-}
-
-const isFiltered = () => Object.keys(page.asked).some((name) => !["cursor", "back", "sort", "shown", "needs_attention", "by"].includes(name));
-
-export function filters(fields) {
+export const filters = (fields) => using(({ page }) => {
+	const { asked } = page;
 	const go = (given) => { location.hash = here(given); };
 	const inputs = Object.entries(fields).map(([name, [label, props]]) => (props.picks
-		? picker(label, name, { value: page.asked[name], placeholder: "Name" }) : field(label, name, { ...props, value: page.asked[name] })));
-	const node = form("fields", go, inputs);
-	node.addEventListener("change", () => node.requestSubmit());
-	return h("details.filters", { open: innerWidth > 760 || isFiltered() }, h("summary", "Filters"), node);
-}
+		? picker(label, name, { value: asked[name], placeholder: "Name" }) : field(label, name, { ...props, value: asked[name] })));
+	return h("details.filters", { open: innerWidth > 760 || isFiltered(asked) }, h("summary", "Filters"),
+		form("fields", go, { change: (event) => event.currentTarget.requestSubmit() }, asked.sort && h("input", { type: "hidden", name: "sort", value: asked.sort }), inputs));
+});
 
-/** The first page of this list in another order. */
-const inOrder = (sort) => here({ ...page.asked, sort, cursor: "", back: "" });
+/** The first page of a list in another order. */
+const inOrder = (asked, sort) => here({ ...asked, sort, cursor: "", back: "" });
 
 /** A column's head. With a key, it sorts the whole list on the server: names from A on, numbers from the largest. */
-function headOf(head) {
-	const [label, look = "", key] = [head].flat(), { sort } = page.asked, first = look === "number" ? `-${key}` : key;
+function headOf(head, asked) {
+	const [label, look = "", key] = [head].flat(), { sort } = asked, first = look === "number" ? `-${key}` : key;
 	if (!key) return h(look ? `span.${look}` : "span", label);
 	const isUp = sort === key, isDown = sort === `-${key}`, other = first === key ? `-${key}` : key;
 	const how = isUp ? ", sorted from the smallest" : isDown ? ", sorted from the largest" : ", sort";
-	return h(look ? `span.${look}` : "span", h(`a.by${isUp ? ".up" : isDown ? ".down" : ""}`, { href: inOrder(sort === first ? other : first), "aria-label": label + how }, label));
+	return h(look ? `span.${look}` : "span", h(`a.by${isUp ? ".up" : isDown ? ".down" : ""}`, { href: inOrder(asked, sort === first ? other : first), "aria-label": label + how }, label));
 }
 
 /** The orders that heads offer, for a screen too narrow for heads. */
-function sorter(heads) {
-	const by = heads.map((head) => [head].flat()).filter(([, , key]) => key), { sort } = page.asked;
+function sorter(heads, asked) {
+	const by = heads.map((head) => [head].flat()).filter(([, , key]) => key);
 	const options = [["", "Newest first"], ...by.flatMap(([label, look, key]) => (look === "number"
 		? [[`-${key}`, `${label}, largest first`], [key, `${label}, smallest first`]] : [[key, `${label}, A to Z`], [`-${key}`, `${label}, Z to A`]]))];
-	const node = field("Sort by", "sort", { options, required: true, value: sort ?? "" });
-	node.classList.add("sorter");
-	node.addEventListener("change", ({ target }) => { location.hash = inOrder(target.value); });
-	return by.length ? node : "";
+	const choose = ({ target }) => { location.hash = inOrder(asked, target.value); };
+	return by.length > 0 && field("Sort by", "sort", { options, required: true, value: asked.sort, look: ".sorter", change: choose });
 }
 
-/**
- * The bar of a list whose rows are picked by checkboxes, with Shift a range: one action on all of them, by one request
- * after another. `allows` says which rows have a checkbox.
- */
-function picking(element, /** @type {any} */ { verb, done, what, effect, look, label, each }) {
-	const bar = h("div.picked", { "aria-live": "polite" }), boxes = () => [...element.querySelectorAll("input.pick")];
-	const rowAt = (box) => box.closest("[data-row]"), picked = () => boxes().filter((box) => box.checked);
-	const some = (number) => `${number} ${number === 1 ? singular(what) : what}`;
-	const work = async (chosen) => {
-		const { signal } = page, failed = [];
-		for (const box of chosen) {
-			const { item, itemKey } = rowAt(box);
+/** Several rows at once: which are picked by their checkboxes, with Shift a range, and the bar with one action on them. */
+function usePicks(items, keyOf, pick) {
+	const app = useApp(), { signal } = app.page, [keys, choose] = useState(/** @type {any[]} */ ([])), last = useRef(null);
+	if (!pick) return { boxOf: () => null, bar: null };
+	const { verb, done, what, effect, look, label, each, allows = () => true } = pick, some = (number) => `${number} ${number === 1 ? singular(what) : what}`;
+	const able = items.filter(allows), chosen = able.filter((it) => keys.includes(keyOf(it)));
+	const toggle = (key) => ({ target: { checked }, shiftKey }) => {
+		const [from, to] = [last.current, key].map((it) => able.findIndex((other) => keyOf(other) === it)).sort((a, b) => a - b);
+		const touched = shiftKey && from >= 0 ? able.slice(from, to + 1).map(keyOf) : [key];
+		last.current = key;
+		choose((before) => (checked ? [...new Set([...before, ...touched])] : before.filter((it) => !touched.includes(it))));
+	};
+	const work = async () => {
+		const failed = [];
+		for (const it of chosen) {
 			try {
 				// Cancel ends it, and who signs in next has not decided this.
 				if (signal.aborted || !$("dialog[open]")) throw Error("Not done: it was cancelled.");
-				await each(item);
-				// Its row may have been drawn again.
-				for (const each of boxes()) if (rowAt(each).itemKey === itemKey) each.checked = false;
+				await each(it);
+				choose((before) => before.filter((key) => key !== keyOf(it)));
 			} catch (error) {
-				failed.push(h("li", said(label(item)), `: ${error.message}`));
+				failed.push(h("li", said(label(it)), `: ${error.message}`));
 			}
 		}
 		const told = `${some(chosen.length - failed.length)} ${done}${failed.length ? `, ${failed.length} not` : ""}.`;
-		refresh();
-		return !failed.length || signal.aborted ? told : () => ask({ title: told, action: "Close", cancel: "", wide: true }, h("ul", failed)).then(() => told);
+		return !failed.length || signal.aborted ? told : () => app.ask({ title: told, action: "Close", cancel: "", wide: true }, h("ul", failed)).then(() => told);
 	};
-	const refresh = () => show(bar, picked().length ? [picked().map((box) => rowAt(box).itemKey)] : [], () => "", (keys) => h("div.actions",
-		h("strong.grow", `${some(keys.length)} selected`),
-		button("Clear", () => {
-			for (const box of picked()) box.checked = false;
-			refresh();
-		}),
-		change(`${verb} ${some(keys.length)}`, () => [h("p", effect), h("ul", picked().map((box) => h("li", said(label(rowAt(box).item)))))], () => work(picked()), { look })));
-	let last;
-	element.addEventListener("click", ({ target, shiftKey }) => {
-		if (!target.matches("input.pick")) return;
-		const [from, to] = [boxes().findIndex((box) => rowAt(box).itemKey === last), boxes().indexOf(target)].sort((a, b) => a - b);
-		if (shiftKey && from >= 0) for (const box of boxes().slice(from, to + 1)) box.checked = target.checked;
-		last = rowAt(target).itemKey;
-		refresh();
-	});
-	return { bar, refresh };
+	return {
+		// To the box of a row that may not be picked belongs a place all the same.
+		boxOf: (it) => (allows(it) ? h("input.pick", { type: "checkbox", "aria-label": `Select ${label(it)}`, checked: keys.includes(keyOf(it)) || undefined, click: toggle(keyOf(it)) }) : null),
+		bar: h("div.picked", { "aria-live": "polite" }, chosen.length > 0 && h("div.actions", h("strong.grow", `${some(chosen.length)} selected`),
+			button("Clear", () => choose([])),
+			change(`${verb} ${some(chosen.length)}`, () => [h("p", effect), h("ul", chosen.map((it) => h("li", said(label(it)))))], work, { look }))),
+	};
+}
+
+/** What of `rows` is shown: rows that are being read do not move, and new ones wait for their button. */
+function useHeld(rows, end, isHolding, keyOf, element) {
+	const shown = useRef(/** @type {any[]} */ ([])), [, again] = useState(0), { current: list } = element;
+	const current = new Map(rows.map((row) => [keyOf(row), row])), isRead = list?.contains(document.activeElement) || $("details[open]", list ?? document.body);
+	// A row that is missing was undone, unless it is older than what was read.
+	shown.current = isHolding && shown.current.length && isRead ? shown.current.map((row) => current.get(keyOf(row)) ?? (row.at <= end && row)).filter(Boolean) : rows;
+	const waiting = rows.filter((row) => !shown.current.some((it) => keyOf(it) === keyOf(row))).length;
+	const fresh = isHolding && button(`${waiting}${waiting === rows.length ? " or more" : ""} new`, () => {
+		shown.current = rows;
+		again((turn) => turn + 1);
+		$("summary", element.current)?.focus();
+	}, { hidden: !waiting, class: "fresh" });
+	return { shown: shown.current, fresh };
 }
 
 /**
- * A list that stays current: one page of the API. A `row` is an element, or cells, which
- * stand in the columns `cols` below `heads`. `present` may change what is drawn; `grows` shows more below instead of
- * another page; `pick` lets several rows be picked for one action.
+ * A list that stays current: one page of the API. A `row` is an element, or cells, which stand in the columns `cols`
+ * below `heads`. `present` may change what is drawn; `grows` shows more below instead of another page; `holds` lets new
+ * rows wait while others are read; `pick` lets several rows be picked for one action. `asked` replaces the page's query.
+ * @type {import("../../../tests/browser/console.d.ts").List}
  */
-export function list(/** @type {any} */ {
-	path, query, as = "ul.rows", row, fold, none, heads, cols, grows = false, exports = "", pick = null,
-	present = (items, draw) => draw(items), identity = (item) => Object.values(item)[0],
-}) {
-	const element = h(as), more = h("p.actions.turns"), picks = pick ? picking(element, pick) : null;
-	const given = { limit: 50, ...asked(), ...query };
-	const empty = isFiltered()
-		? h("li.empty", h("p", "Nothing matches these filters."), h("p", link(location.hash.split("?")[0], "Clear the filters")))
-		: none && h("li.empty", h("p", none[0]), none[1] && h("code", none[1]));
-	const draw = async (shown) => {
-		await undisturbed();
-		await show(element, shown, identity, (item) => rowOf(item, row, fold, pick), empty);
-		picks?.refresh();
-		const digits = [...element.querySelectorAll(".number .usdc")].map((each) => Number(each.style.getPropertyValue("--digits")));
-		table.style.setProperty("--most", String(Math.max(0, ...digits)));
-	};
-	page.loads.push(async () => {
-		let items = [], { cursor } = given, isMore = true;
-		while (isMore && items.length < (grows ? Number(page.asked.shown ?? 50) : 1)) {
-			const { data, ...found } = await get(at(path, { ...given, cursor }));
-			items = [...items, ...(data ?? [found])];
+export const list = (given) => h(List, given);
+
+function List({ path, query, look = "", row, fold, none, heads, cols, asked: own, grows = false, holds = false, exports = "", pick = null, present = (items, isMore, page) => items, keyOf = (item) => Object.values(item)[0] }) {
+	const { page } = useApp(), asked = own ?? page.asked, given = { limit: 50, ...askedOf(asked), ...query }, table = useRef(null), element = useRef(null);
+	const found = useLoad(async () => {
+		let items = /** @type {any[]} */ ([]), { cursor } = given, isMore = true;
+		while (isMore && items.length < (grows ? Number(asked.shown ?? 50) : 1)) {
+			const { data, ...found } = /** @type {any} */ (await page.get(path, { query: { ...given, cursor } }));
+			items = [...items, ...data];
 			({ cursor, has_more: isMore } = found);
 		}
-		await present(items, draw, isMore);
-		const { cursor: on = "", back, ...others } = page.asked, steps = back === undefined ? [] : back.split(",");
-		const older = { ...others, cursor, back: [...steps, on].join() || "," };
-		more.replaceChildren(...[
-			on && link(here({ ...others, cursor: steps.at(-1), back: steps.length > 1 ? steps.slice(0, -1).join() || "," : "" }), "Newer"),
-			isMore && (grows ? link(here({ ...page.asked, shown: items.length + 50 }), "Show more") : link(here(older), "Older")),
-		].filter(Boolean));
+		return { rows: await present(items, isMore, page), isMore, cursor };
+	}), { rows, isMore, cursor } = found ?? { rows: [], isMore: false, cursor: "" };
+	const { shown, fresh } = useHeld(rows, isMore ? rows.at(-1)?.at ?? "" : "", holds, keyOf, element), { boxOf, bar } = usePicks(shown, keyOf, pick);
+	useLayoutEffect(() => {
+		const digits = [...table.current.querySelectorAll(".number .usdc")].map((each) => Number(each.dataset.digits));
+		table.current.style.setProperty("--most", String(Math.max(0, ...digits)));
 	});
-	const table = heads ? h("div.card.listing", sorter(heads), h("div.row.heads", pick && h("span"), heads.map(headOf)), element, picks?.bar) : element;
-	if (cols) table.style.setProperty("--cols", pick ? `1.25rem ${cols}` : cols);
-	if (!heads && as.startsWith("ul.rows")) element.classList.add("card");
-	return [table, h("div.foot", more, exports && exporter(path, given, exports))];
+	const { cursor: on = "", back, ...others } = asked, steps = back === undefined ? [] : back.split(",");
+	const older = { ...others, cursor, back: [...steps, on].join() || "," };
+	const empty = isFiltered(asked)
+		? h("li.empty", h("p", "Nothing matches these filters."), h("p", link(location.hash.split("?")[0], "Clear the filters")))
+		: none && h("li.empty", h("p", none[0]), none[1] && h("code", none[1]));
+	const body = h(`ul.rows${look}${heads ? "" : ".card"}`, { ref: heads ? element : (it) => { element.current = table.current = it; } },
+		shown.map((item) => h(Row, { key: keyOf(item), name: keyOf(item), item, row, fold, isPicking: Boolean(pick), box: boxOf(item) })), found && !shown.length && empty);
+	return [
+		fresh,
+		heads ? h("div.card.listing", { ref: table, style: { "--cols": pick ? `1.25rem ${cols}` : cols } }, sorter(heads, asked),
+			h("div.row.heads", pick && h("span"), heads.map((head) => headOf(head, asked))), body, bar) : body,
+		h("div.foot", h("p.actions.turns",
+			on && link(here({ ...others, cursor: steps.at(-1), back: steps.length > 1 ? steps.slice(0, -1).join() || "," : "" }), "Newer"),
+			isMore && (own ? quiet("Only the newest are shown.") : grows ? link(here({ ...asked, shown: rows.length + 50 }), "Show more") : link(here(older), "Older"))),
+		exports && exporter(path, given, exports)),
+	];
 }
 
-export const one = (path, row, present) => list({ path, as: "div", row, present }).slice(0, 1);
-
-/** An element that shows what `work` reads. */
-export function part(work, render) {
-	const element = h("div");
-	page.loads.push(async () => show(element, [await work()], () => "", render));
-	return element;
+/** A row: an element that `row` makes of its item, or its cells, and what it unfolds. */
+function Row({ name, item, row, fold, isPicking, box }) {
+	const app = useApp(), { open } = app.page, [isOpen, unfold] = useState(open.has(name)), made = row(item, app);
+	if (!Array.isArray(made)) return made;
+	const cells = made.map((cell) => (cell?.constructor === undefined && cell?.type ? cell : h(Array.isArray(cell) ? "span.grow" : "span", cell)));
+	const toggle = ({ currentTarget: { open: isOn } }) => {
+		open[isOn ? "add" : "delete"](name);
+		unfold(isOn);
+	};
+	// What unfolds a row contains no other control: the box of such a row lies above its place.
+	const place = isPicking && ((!fold && box) || h("span.pick"));
+	return fold ? h("li", { "data-row": "" }, h("details", { open: isOpen, toggle }, h("summary.row", place, cells), isOpen && h("div.fold", fold(item, app))), box)
+		: h("li.row", { "data-row": "" }, place, cells);
 }
 
-/** Save the whole list under its filters, as the server prints it. */
-export function exporter(path, /** @type {any} */ { limit, cursor, ...given }, name, label = "Export") {
-	// A click on the other button is lost when the page is drawn again under it.
-	const save = (kind, type, end) => button(kind, () => report(async () => {
-		tell("Reading the list…");
-		const response = await send("GET", at(path, given), { headers: { Accept: type } });
+/** Buttons that save the whole list under its filters, as the server prints it. */
+export const exporter = (path, /** @type {any} */ { limit, cursor, ...query }, name, label = "Export") => using((app) => {
+	const save = (kind, type, end) => button(kind, () => app.report(async () => {
+		app.tell("Reading the list…");
+		const response = await send("GET", path, { query, headers: { Accept: type } });
 		const whole = await response.blob().catch(() => {
 			throw new Error("The export broke off, and nothing was saved. Try again.");
 		});
@@ -351,18 +382,4 @@ export function exporter(path, /** @type {any} */ { limit, cursor, ...given }, n
 		return `${file} is complete.`;
 	}), { "aria-label": `${label} as ${kind}` });
 	return h("span.exports", quiet(label), save("CSV", "text/csv", "csv"), save("JSON", "application/jsonl", "jsonl"));
-}
-
-function rowOf(item, row, fold, pick) {
-	let node = row(item);
-	if (Array.isArray(node)) {
-		const cells = node.map((cell) => (cell instanceof Node ? cell : h(Array.isArray(cell) ? "span.grow" : "span", cell)));
-		const box = pick && (pick.allows?.(item) ?? true) && h("input.pick", { type: "checkbox", "aria-label": `Select ${plain(pick.label(item))}` });
-		// What unfolds a row contains no other control: the box of such a row lies above its place.
-		if (pick) cells.unshift(!fold && box || h("span.pick"));
-		const unfold = ({ target }) => { if (target.children.length === 1) target.append(h("div.fold", fold(item))); };
-		node = fold ? h("li", h("details", { toggle: unfold }, h("summary.row", cells)), box) : h("li.row", cells);
-	}
-	node.dataset.row = "";
-	return node;
-}
+});

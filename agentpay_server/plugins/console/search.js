@@ -1,52 +1,44 @@
 // @ts-check
 
-import { read } from "./api.js";
-import { $, badge, balanceOf, code, h, link, moment, quiet, said, usdc } from "./ui.js";
+import { badge, balanceOf, code, h, link, moment, quiet, said, usdc, useApp, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
 const WAIT_MS = 120;
 
 /**
- * Find anything on the server, from every page: a dialog with one field, and links to what is found. `offers` are links
- * and buttons, of which those are shown whose words begin with what is typed.
+ * Find anything on the server, from every page: a dialog with one field, and links to what is found. `offers` are words
+ * with a link or a button, of which those are shown whose words begin with what is typed.
  */
-export function find(offers) {
-	if ($("dialog[open]")) return;
-	const offered = h("div"), found = h("div"), results = h("div.results", { "aria-live": "polite" }, offered, found);
-	const input = h("input", {
-		type: "search", "aria-label": "Search", autocomplete: "off", autofocus: true,
-		placeholder: "Name, address, identifier, signature, memo, amount", maxlength: 200,
-	});
-	for (const offer of offers) offer.className = "";
-	let wait = 0, turn = 0;
-	const look = async () => {
-		const mine = ++turn, q = input.value.trim();
-		if (!q) return found.replaceChildren();
-		try {
-			const all = await read(`/console/search?limit=6&q=${encodeURIComponent(q)}`);
-			if (mine === turn) found.replaceChildren(...groups(all, q, Boolean(offered.firstChild)));
-		} catch (error) {
-			if (mine === turn) found.replaceChildren(h("p.problem", error.message));
-		}
-	};
-	input.addEventListener("input", () => {
-		const typed = input.value.trim().toLowerCase(), fit = offers.filter((it) => typed && ` ${it.textContent}`.toLowerCase().includes(` ${typed}`));
-		offered.replaceChildren(...fit.length ? [group("Actions", fit)] : []);
-		clearTimeout(wait);
-		wait = setTimeout(look, WAIT_MS);
-	});
-	const box = h("dialog.search", { "aria-label": "Search", close: () => box.remove() }, h("div", input, results));
-	// Before the action opens its own dialog.
-	box.addEventListener("click", ({ target }) => { if (target === box || target.closest("a, button")) box.close(); }, { capture: true });
-	box.addEventListener("keydown", (event) => {
-		const links = [...results.querySelectorAll("a, button")], on = links.indexOf(document.activeElement);
+export function Search({ offers, close }) {
+	const app = useApp(), box = useRef(null), [typed, type] = useState(""), [found, show] = useState(/** @type {any} */ (null)), q = typed.trim();
+	useLayoutEffect(() => box.current.showModal(), []);
+	useEffect(() => {
+		if (!q) return show(null);
+		const wanted = new AbortController(), { signal } = wanted;
+		const wait = setTimeout(() => app.get("/console/search", { query: { limit: 6, q }, signal }).then(
+			(all) => show({ q, all }), ({ message }) => { if (!signal.aborted) show({ message }); }), WAIT_MS);
+		return () => {
+			clearTimeout(wait);
+			wanted.abort();
+		};
+	}, [q]);
+	const fit = offers.filter(([words]) => q && ` ${words}`.toLowerCase().includes(` ${q.toLowerCase()}`)).map(([, offer]) => offer);
+	const press = (event) => {
+		const links = [...box.current.querySelectorAll(".results :is(a, button)")], on = links.indexOf(document.activeElement), input = box.current.querySelector("input");
 		if (event.key === "ArrowDown") (links[on + 1] ?? links[0])?.focus();
 		else if (event.key === "ArrowUp") (links[on - 1] ?? input).focus();
 		else if (event.key === "Enter" && event.target === input) links[0]?.click();
 		else return;
 		event.preventDefault();
-	});
-	document.body.append(box);
-	box.showModal();
+	};
+	// Before the action opens its own dialog.
+	const leave = ({ target }) => { if (target === box.current || target.closest("a, button")) box.current.close(); };
+	return h("dialog.search", { ref: box, "aria-label": "Search", close, clickCapture: leave, keydown: press }, h("div",
+		h("input", {
+			type: "search", "aria-label": "Search", autocomplete: "off", autofocus: true, input: ({ target }) => type(target.value),
+			placeholder: "Name, address, identifier, signature, memo, amount", maxlength: 200,
+		}),
+		h("div.results", { "aria-live": "polite" }, fit.length > 0 && group("Actions", fit),
+			found && (found.message ? h("p.problem", found.message) : groups(found.all, found.q, fit.length > 0)))));
 }
 
 const group = (label, items) => h("section", h("h3", label), h("ul", items.map((item) => h("li", item))));

@@ -119,7 +119,7 @@ def test_pending_transfers_are_listed_by_their_expiry(office: Office) -> None:
     approvals = office.client.approvals
     for limit in (1, 2, 3):
         found = [each.transfer_id for each in approvals.list(sort="expires", limit=limit)]
-        assert found == [second, first, third], "equal ones are newest first"
+        assert found == [first, second, third], "of equal ones the oldest comes first"
     cursor = approvals.list(sort="expires", limit=1).cursor
     for given in ({"cursor": cursor}, {"cursor": approvals.list(limit=1).cursor, "sort": "expires"}):
         refused(office.http.get("/ext/v1/console/approvals", params=given), "invalid_request")

@@ -64,10 +64,12 @@ class World:
         self.made += 1
         return f"made-{self.made}"
 
-    def transfer(self, payer: str, amount: str, key: str | None = None) -> None:
+    def transfer(
+        self, payer: str, amount: str, key: str | None = None, http: httpx.Client | None = None
+    ) -> None:
         payee = self.second if payer == self.first else self.first
         order = {"from": payer, "to": payee, "amount": amount, "idempotency_key": key or self.key()}
-        assert self.http.post("/v1/transfers", json=order).status_code in (200, 202, 402)
+        assert (http or self.http).post("/v1/transfers", json=order).status_code in (200, 202, 402)
 
     def open(self, payer: str, key: str | None = None) -> str:
         payee = self.second if payer == self.first else self.first
@@ -83,6 +85,10 @@ class World:
     def key_of(self, session_id: str) -> str:
         (row,) = money.rows(self.server, "sessions", session_id=session_id)
         return str(row["idempotency_key"])
+
+    def key_id_of(self, transfer_id: str) -> str:
+        (row,) = money.rows(self.server, "transfers", transfer_id=transfer_id)
+        return str(row["key_id"])
 
     def transfer_of(self, event_id: str) -> str | None:
         (row,) = money.rows(self.server, "events", event_id=event_id)
@@ -117,6 +123,8 @@ def world() -> Iterator[World]:
                 if number < 5 and listed.id not in ("transfer_id", "session_id", "delivery_id"):
                     listed.add(world)
             server.sandbox.clock.advance(minutes=1)
+            with raw_client(server, server.agent_keys.create(payer).key) as agent:
+                world.transfer(payer, amount, f"of an agent {number}", agent)
         # Of the attempts, none is made of the newest.
         world.transfer(first, "4", "pending")
         other = server.client(api_key=server.sandbox.create_operator("Other").key)
@@ -170,6 +178,7 @@ LISTS = {
             "status": value("status"),
             "idempotency_key": value("idempotency_key"),
             "error": lambda _, row: row.get("error"),
+            "key_id": lambda world, row: world.key_id_of(row["transfer_id"]),
         },
         table="transfers",
         has_times=True,
@@ -197,12 +206,18 @@ LISTS = {
         has_times=True,
     ),
     "/ext/v1/console/audit": Listed(
-        id=None, add=lambda world: world.server.agent_keys.create(world.first), has_times=True
+        id=None,
+        add=lambda world: world.server.agent_keys.create(world.first),
+        filters={"key_id": value("key_id"), "action": value("action")},
+        has_times=True,
     ),
     "/ext/v1/console/agent-keys": Listed(
         id="key_id",
-        add=lambda world: [world.server.agent_keys.create(each) for each in (world.first, world.second)],
-        filters={"account_id": value("account_id")},
+        add=lambda world: [
+            world.server.agent_keys.create(each, name=f"key of {each}")
+            for each in (world.first, world.second)
+        ],
+        filters={"account_id": value("account_id"), "name": value("name")},
     ),
     "/ext/v1/console/operator-keys": Listed(
         id="key_id", add=lambda world: world.server.operator_keys.create(name=world.key())
@@ -269,7 +284,8 @@ def test_the_table_has_every_list() -> None:
             listed = LISTS[endpoint.path]
             tested = {*listed.filters} | ({"since", "until"} & names if listed.has_times else set())
             # These have tests of their own, for what they find or sort.
-            assert names - tested <= {"account_id", "name", "sort", "q", "include_revoked"}
+            others = {"account_id", "name", "sort", "q", "include_revoked"}
+            assert names - tested <= others | {"memo", "min_amount", "max_amount"}
 
 
 # --- Order and pages --------------------------------------------------------------------------------------

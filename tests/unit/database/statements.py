@@ -63,7 +63,13 @@ def all_statements() -> dict[str, Statement]:
 def _statements_in(value: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, Rows | Pages | SortedPages):
         return value.statements().items()
-    return value.items() if isinstance(value, dict) else [("", value)]
+    if not isinstance(value, dict):
+        return [("", value)]
+    return [
+        (key if inner == "" else f"{key}, {inner}", statement)
+        for key, held in value.items()
+        for inner, statement in _statements_in(held)
+    ]
 
 
 def columns_of(statement: Statement) -> list[str] | None:

@@ -250,8 +250,14 @@ def test_only_allowed_statements_scan_a_whole_table(filled):
         ("engine.funding._RESERVED", "ix_chain_transactions_account"),
         ("engine.funding._RESERVED", "ix_holds_open"),
         ("sessions.store._DUE_CHANNELS", "ix_channels_due"),
-        ("transfers.store.PENDING_BY_EXPIRY[first]", "ix_transfers_operator_status"),
-        ("transfers.store.PENDING_BY_EXPIRY[next]", "ix_transfers_operator_status"),
+        ("transfers.store.PENDING_BY_EXPIRY[('first',)]", "ix_transfers_operator_status"),
+        ("transfers.store.PENDING_BY_EXPIRY[('next',)]", "ix_transfers_operator_status"),
+        ("transfers.store.SORTED[amount, ('first',)]", "ix_transfers_amount"),
+        ("transfers.store.SORTED[amount, ('next',)]", "ix_transfers_amount"),
+        ("transfers.store.SORTED[-amount, ('first',)]", "ix_transfers_amount"),
+        ("transfers.store.SORTED[-amount, ('next',)]", "ix_transfers_amount"),
+        ("transfers.store.SORTED[-amount, ('next', 'min_amount')]", "ix_transfers_amount"),
+        ("transfers.store.SORTED[-amount, ('first', 'memo')]", "ix_transfers_memo"),
         ("transfers.store._PENDING_OF_KEY", "ix_transfers_pending_key"),
         ("ledger.spending._MOMENTS", "ix_chain_transactions_spent"),
         ("ledger.spending._RELEASED", "ix_chain_transactions_released"),
@@ -263,6 +269,7 @@ def test_only_allowed_statements_scan_a_whole_table(filled):
         ("transfers.store.PAGES[('idempotency_key',)]", "ix_transfers_key"),
         ("transfers.store.PAGES[('error',)]", "ix_transfers_error"),
         ("transfers.store.PAGES[('account_id', 'error')]", "ix_transfers_account_error"),
+        ("transfers.store.PAGES[('account_id', 'key_id')]", "ix_transfers_account"),
         ("sessions.store.PAGES[('idempotency_key',)]", "ix_sessions_key"),
         ("ledger.idempotency._OF_ACCOUNT", "sqlite_autoindex_key_claims_1"),
         ("ledger.idempotency._OF_ACCOUNT", "ux_key_claims_operator"),
@@ -277,6 +284,22 @@ def test_only_allowed_statements_scan_a_whole_table(filled):
 )
 def test_each_list_uses_its_index(filled, name, index):
     assert re.search(f"USING (COVERING )?INDEX {index} ", " / ".join(plan_of(filled, name)))
+
+
+def test_a_list_of_transfers_by_amount_needs_no_sorting(filled):
+    names = [
+        f"transfers.store.SORTED[{order}, {(place, *given)}]"
+        for order in ("amount", "-amount")
+        for place in ("first", "next")
+        for given in ((), ("min_amount",), ("max_amount",))
+    ]
+    for name in names:
+        with naming(name):
+            (step,) = plan_of(filled, name)
+            walk = re.search(r"ix_transfers_amount \(operator_id=\?( AND amount.*)?\)", step)
+            assert walk, step
+            # The next page begins where the last one ended.
+            assert bool(walk[1]) == ("next" in name or "_amount'" in name), step
 
 
 def test_a_list_of_transfers_needs_no_sorting(filled):

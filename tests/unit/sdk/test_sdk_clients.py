@@ -212,7 +212,9 @@ def together(count, work):
         thread.join()
 
 
-def test_all_clients_of_a_process_share_one_tls_context(monkeypatch, service):
+@pytest.fixture
+def loaded(monkeypatch):
+    """Return how often certificates were loaded, an item for each time."""
     made = []
     create = httpx.create_ssl_context
 
@@ -220,15 +222,46 @@ def test_all_clients_of_a_process_share_one_tls_context(monkeypatch, service):
         made.append(1)
         return create(*args, **kwargs)
 
+    monkeypatch.setattr(edge, "_ssl_context", None)
+    monkeypatch.setattr(httpx, "create_ssl_context", counted)
+    return made
+
+
+def test_all_clients_of_a_process_share_one_tls_context(loaded, service):
+    def ask():
+        # The service speaks no TLS.
+        url = service.base_url.replace("http:", "https:")
+        with (
+            AgentPay(api_key=KEY, base_url=url, max_retries=0) as client,
+            pytest.raises(errors.APIConnectionError),
+        ):
+            get_account(client)
+
+    together(4, ask)
+    assert len(loaded) == 1
+
+
+def test_plain_http_loads_no_certificates_unless_a_proxy_may_need_them(loaded, service, monkeypatch):
     def ask():
         with AgentPay(api_key=KEY, base_url=service.base_url) as client:
             get_account(client)
 
-    monkeypatch.setattr(edge, "_ssl_context", None)
-    monkeypatch.setattr(httpx, "create_ssl_context", counted)
-    together(4, ask)
-    assert len(service.asked) == 4
-    assert len(made) == 1
+    async def ask_async():
+        async with AsyncAgentPay(api_key=KEY, base_url=service.base_url) as client:
+            await client.accounts.get("acct_1")
+
+    together(2, ask)
+    asyncio.run(ask_async())
+    assert len(service.asked) == 3
+    assert loaded == []
+    monkeypatch.setenv("HTTP_PROXY", "https://127.0.0.1:9")
+    with (
+        AgentPay(api_key=KEY, base_url="http://192.0.2.1", max_retries=0) as client,
+        pytest.warns(errors.InsecureConnectionWarning),
+        pytest.raises(errors.APIConnectionError),
+    ):
+        get_account(client)
+    assert len(loaded) == 1
 
 
 def test_a_client_used_by_many_threads_creates_one_http_client(monkeypatch, service):

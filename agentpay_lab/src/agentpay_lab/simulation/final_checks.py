@@ -121,7 +121,7 @@ async def check(world: "SimulatedWorld") -> None:
         await _check_account(world, client, account)
     await _check_events(world, client)
     await _check_audit(world, client)
-    await _check_health(world)
+    await _check_health(world, client)
     for server in world.servers:
         await server.stop(forever=True)
 
@@ -464,7 +464,10 @@ async def _check_audit(world: "SimulatedWorld", client: SimulatedClient) -> None
         world.violate("not in the audit trail", subject)
 
 
-async def _check_health(world: "SimulatedWorld") -> None:
+async def _check_health(world: "SimulatedWorld", client: SimulatedClient) -> None:
+    suspended = (await client.console.summary()).suspended_accounts
+    if suspended:
+        world.violate("accounts are suspended", suspended)
     for server in world.servers:
         status, text = await _operations(server, "/readyz")
         if status != 200:

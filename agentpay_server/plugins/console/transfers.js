@@ -1,105 +1,55 @@
 // @ts-check
 
-import { post, read } from "./api.js";
-import { accountOf, change, details, get, list, me, nameOf, one, party, titled } from "./page.js";
-import {
-	ago, badge, big, clock, code, copies, facts, field, fields, h, isUndelivered, json, link, minus, moment, plain, quiet, said, span, usdc, whole, words,
-} from "./ui.js";
+import { approve, judged, memoOf, reject, splitsOf, stakes } from "./approvals.js";
+import { filters, list, part, party, titled } from "./page.js";
+import { TIMES } from "./timeline.js";
+import { badge, big, code, copies, createdAt, facts, fields, h, isUndelivered, json, link, moment, money, quiet, said, span, SUM, usdc, whole, words } from "./ui.js";
 
-export const approvals = () => list({
-	path: "/console/approvals", as: "ul.rows.approvals", grows: true, exports: "approvals",
-	none: ["No transfer waits. Let a policy ask for approval:", "client.policies.update(account_id, escalation_threshold=20)"],
-	present: async (items, draw) => {
-		await details(items.map((it) => it.from));
-		await draw(items.map(judged));
-	},
-	row: (it) => h("li.approval", { tabindex: -1 },
-		big(it.amount_usdc),
-		h("div.about",
-			h("p", party(it.from), quiet(" pays "), party(it.to)),
-			h("p", memoOf(it), it.category && quiet(" · ", said(it.category)), " ", link(`#/transfers/${it.transfer_id}`, "Details")),
-			it.splits && splitsOf(it)),
-		h("div.about.quiet", h("p", `Asked ${it.age}${it.ends ? `, expires in ${it.ends}` : ""}`), h("p", "Leaves ", afterwards(it))),
-		h("div.actions", reject(it), approve(it))),
-});
+const STATUSES = ["pending_approval", "approved", "submitted", "settled", "rejected", "failed"];
+const ERRORS = ["policy_violation", "account_paused", "insufficient_balance", "escalation_rejected", "escalation_expired", "session_cap_exceeded", "fee_budget_exceeded", "payment_expired", "transfer_failed"];
 
-/** A pending transfer with what is left after it. */
-const judged = (it) => ({
-	...it, left: remains(it), age: ago(clock.now() - Date.parse(it.created_at)), ends: it.expires_at && span(Date.parse(it.expires_at) - clock.now()),
-});
-
-const stakes = (it) => facts({
-	Splits: splitsOf(it), Category: it.category && said(it.category), Asked: it.age, "Expires in": it.ends, Leaves: afterwards(it),
-});
-
-const splitsOf = ({ splits }) => splits?.map((part) => h("div", `${usdc(part.amount_usdc)} of it to `, whole(part.recipient)));
-
-const memoOf = ({ memo }) => (memo ? h("q", said(memo)) : quiet("No memo"));
-
-function remains({ from, amount_usdc: amount }) {
-	const { balance_usdc: balance, remaining_usdc: left, policy } = accountOf(from);
-	return balance !== undefined && `${balance === null ? "an unknown" : minus(balance, amount)} balance${left ? `, ${minus(left, amount)} of ${usdc(policy.max_daily_spend)} a day` : ""}`;
-}
-
-const afterwards = ({ left }) => left && h(left.includes("-") ? "span.bad" : "span", left);
-
-/** A decision's question names its object. */
-const question = (verb, it) => `${verb} ${usdc(it.amount_usdc)} USDC from ${plain(nameOf(it.from))} to ${plain(nameOf(it.to))}?`;
-
-function approve(it) {
-	const sum = usdc(it.amount_usdc);
-	const details = () => facts({
-		From: said(nameOf(it.from)), To: [said(nameOf(it.to)), " ", whole(it.to)],
-		Splits: splitsOf(it), Memo: memoOf(it), Leaves: afterwards(it),
-	});
-	return change("Approve", details, () => decide(it, "approve", `${sum} USDC paid to ${nameOf(it.to)}.`),
-		{ title: question("Pay", it), action: `Pay ${sum} USDC`, typed: me.is_test_money ? "" : sum, look: "primary", "data-hot": "a" });
-}
-
-function reject(it) {
-	const done = `Rejected: ${usdc(it.amount_usdc)} USDC stay with ${nameOf(it.from)}.`;
-	return change("Reject", () => [h("p", memoOf(it)), field("Reason, shown to the agent (optional)", "reason", { maxlength: 200 })],
-		({ reason }) => decide(it, "reject", done, { reason: reason.trim() || undefined }),
-		{ title: question("Reject", it), action: "Reject", "data-hot": "r" });
-}
-
-/** Send a decision; return what became of the transfer. Approval does not yet pay behind HTTP 402. */
-async function decide({ transfer_id: id }, what, done, body) {
-	try {
-		const { status } = await post(`/console/approvals/${id}/${what}`, body);
-		return what === "reject" || status === "settled" ? done : "Approved.";
-	} catch (error) {
-		// The transfer is refused: that is decided.
-		if (error.status === 402) return error.message;
-		if (error.code !== "not_pending") throw error;
-		const { status, message } = await read(`/v1/transfers/${id}`);
-		return `Somebody else was faster: this transfer is ${words(status)}. ${message ?? ""}`;
-	}
-}
+export const transfers = (page) => (page.id ? transfer(page) : [
+	filters({
+		account_id: ["Account", { picks: true }], status: ["Status", { options: STATUSES.map((each) => [each, words(each)]) }],
+		error: ["Reason", { options: ERRORS.map((each) => [each, words(each)]) }],
+		memo: ["Memo begins with", { type: "search", maxlength: 200 }], min_amount: ["At least, USDC", SUM], max_amount: ["At most, USDC", SUM],
+		idempotency_key: ["Idempotency key", { type: "search" }], key_id: ["Key", { type: "search", placeholder: "key_…" }], ...TIMES,
+	}),
+	list({
+		path: "/transfers", exports: "transfers", query: { sort: ["amount", "-amount"].includes(page.asked.sort) ? page.asked.sort : undefined },
+		heads: ["When", "Status", "From → to", "Memo", "Reason", ["USDC", "number", "amount"], ["", "end"]],
+		cols: "8.5rem 9.5rem minmax(0, 1.3fr) minmax(0, 1fr) minmax(0, .8fr) 8.5rem 3.5rem",
+		none: ["No transfers yet. Let an agent pay:", 'client.transfers.create(from_=…, to=…, amount="1")'],
+		row: (it) => [
+			moment(createdAt(it.transfer_id)), badge(it.status), [party(it.from), quiet(" → "), party(it.to)],
+			h("span.line", { title: it.memo }, it.memo && said(it.memo)), it.error ? link(`#/transfers?error=${it.error}`, words(it.error)) : "",
+			h("strong.number", money(it.amount_usdc)), link(`#/transfers/${it.transfer_id}`, "Open"),
+		],
+	}),
+]);
 
 const LANES = ["Shop", "Agent", "Server", "Facilitator", "Chain"], UNKNOWN = "Not known here";
 
-export const transfer = ({ id }) => one(`/v1/transfers/${id}`, (it) => h("div.page",
+const transfer = ({ id: transfer_id }) => part(async ({ app, get }) => {
+	const query = { limit: 100, transfer_id };
+	const it = await get("/v1/transfers/{transfer_id}", { transfer_id });
+	// Most transfers are no payment, so `GET /payments/…` would be an error.
+	const [events, deliveries, payments] = await Promise.all([get("/console/events", { query }), get("/console/deliveries", { query }), get("/payments", { query })]);
+	let pending = null;
+	if (it.status === "pending_approval") {
+		await app.details([it.from]);
+		const asked = events.data.find((event) => event.type === "escalation.required");
+		pending = judged({ ...it, created_at: asked?.created_at ?? it.created_at }, app);
+	}
+	return { ...it, pending, events: events.data.reverse(), deliveries: deliveries.data.reverse(), pay: payments.data[0] };
+}, (it, app) => h("div.page", titled(`${usdc(it.amount_usdc)} USDC from ${app.nameOf(it.from)}`),
 	h("div.card", h("div.head", big(it.amount_usdc), badge(it.status), isUndelivered(it.pay) && badge("failed", "not delivered"), h("span.grow"), code(it.transfer_id), copies("Copy id", it.transfer_id, "tiny")),
 		h("p", party(it.from), quiet(" pays "), it.pay ? said(it.pay.origin) : party(it.to)), h("p", memoOf(it)), outcome(it),
-		it.pending && h("div.decision", stakes(it.pending), h("div.actions", reject(it.pending), approve(it.pending))),
+		it.pending && h("div.decision", stakes(it.pending), h("div.actions", reject(it.pending, app), approve(it.pending, app))),
 		it.pay && h("div.actions", copies("Copy as curl", `curl -gi --url ${quoted(it.pay.url ?? it.pay.origin)}`),
 			link(`#/access/sellers?origin=${encodeURIComponent(it.pay.origin)}`, "Pin this seller"))),
 	it.pay && h("p.lanes", { "aria-hidden": "true" }, LANES.map((name) => h("span", name))),
-	h("ol.steps", story(it))),
-async ([it], draw) => {
-	titled(`${usdc(it.amount_usdc)} USDC from `, said(nameOf(it.from)));
-	// Most transfers are no payment, so `GET /payments/…` would be an error.
-	const paths = ["/console/events", "/console/deliveries", "/payments"].map((path) => `${path}?limit=100&transfer_id=${id}`);
-	const [events, deliveries, payments] = await Promise.all(paths.map(get));
-	let pending = null;
-	if (it.status === "pending_approval") {
-		await details([it.from]);
-		const asked = events.data.find((event) => event.type === "escalation.required");
-		pending = judged({ ...it, created_at: asked?.created_at ?? it.created_at });
-	}
-	await draw([{ ...it, pending, events: events.data.reverse(), deliveries: deliveries.data.reverse(), pay: payments.data[0] }]);
-});
+	h("ol.steps", story(it))));
 
 const OUTCOMES = {
 	settled: () => "Paid. It is final on chain.", submitted: () => "Approved and sent. It is not final yet.",
@@ -139,7 +89,7 @@ function story({ events, deliveries, pay, status, message, ...it }) {
 	return [
 		pay ? challenge(pay) : step("Request", { at: begun }, fields(it, "transfer_id idempotency_key from to category")),
 		step("Policy", { look: look("policy"), lane: "Agent → Server", at: begun },
-			failed === "policy" ? [message, fields(it, "error"), it.refusal && fields(it.refusal, RULE)] : allowed),
+			failed === "policy" ? [message, it.refusal && fields(it.refusal, RULE), it.error && h("p", link(`#/transfers?error=${it.error}`, `All with ${words(it.error)}`))] : allowed),
 		asked && step("Approval", { look: look("approval", waits), at: (sent ?? refused)?.created_at, since: begun },
 			waits ? ["Waiting for an operator.", h("p", link("#/approvals", "All that wait"))] : failed === "approval" ? message : "Approved."),
 		sent && step(pay ? "Signed payment handed out" : "Signature", { lane: "Server → Agent", at: sent.created_at, since: begun },
