@@ -108,6 +108,18 @@ def page_client(connect_seconds: float, read_seconds: float) -> httpx.AsyncClien
     )
 
 
+def call_request(url: str, content: bytes, extensions: Mapping[str, Any]) -> httpx.Request:
+    """Return a call that is made by other means than HTTP, as the request that it would be."""
+    return httpx.Request("POST", url, content=content, extensions=dict(extensions))
+
+
+def call_response(
+    request: httpx.Request, status: int, headers: Sequence[tuple[str, str]], content: bytes
+) -> httpx.Response:
+    """Return the outcome of such a call, as the response that it would be."""
+    return httpx.Response(status, headers=list(headers), content=content, request=request)
+
+
 def cookie_of(url: str, headers: Sequence[tuple[str, str]], sent: str | None = None) -> str | None:
     """Return the `Cookie` field of the next request to a URL whose response had these headers.
 

@@ -106,13 +106,20 @@ class Target:
 
 @frozen(kw_only=True)
 class PageRequest:
-    """A request for a page, with checked headers."""
+    """A request for a page, with checked headers; `fetcher` is what sends it."""
 
     target: Target
+    fetcher: Any = None
     method: str = "GET"
     headers: Mapping[str, str] = {}
     body: bytes | None = None
     read_seconds: float = 20.0
+    tool: str | None = None
+
+    @property
+    def sold_at(self) -> str:
+        """The URL of what is bought: of a tool, that of its MCP server with the name of the tool."""
+        return self.target.url if self.tool is None else f"{self.target.url.rstrip('/')}/{self.tool}"
 
 
 @frozen(kw_only=True)
@@ -244,8 +251,8 @@ class AsyncFetcher:
         """
         import anyio.to_thread  # noqa: PLC0415 - only this tool needs it
 
-        found = await anyio.to_thread.run_sync(_resolved, request.target)
-        address = _checked(found, request.target)
+        found = await anyio.to_thread.run_sync(addresses_of, request.target)
+        address = allowed_address(found, request.target)
         response: Any = None
         body, is_whole = bytearray(), False
         try:
@@ -262,13 +269,13 @@ class AsyncFetcher:
                     else:
                         is_whole = True
         except Exception as error:  # noqa: BLE001 - of the HTTP library, whichever it is
-            raise _failed(type(error).__name__, request) from None
+            raise no_response(type(error).__name__, request.target) from None
         if response is None:
-            raise _failed("TimeoutError", request)
+            raise no_response("TimeoutError", request.target)
         return _page(response, bytes(body[:BODY_MAX_BYTES]), is_truncated=not is_whole)
 
 
-def _resolved(target: Target) -> list[str]:
+def addresses_of(target: Target) -> list[str]:
     try:
         found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -280,7 +287,7 @@ def _resolved(target: Target) -> list[str]:
     return [str(each[4][0]) for each in found]
 
 
-def _checked(addresses: list[str], target: Target) -> str:
+def allowed_address(addresses: list[str], target: Target) -> str:
     """Return the address to connect to. All addresses of the name must be public.
 
     Raises:
@@ -324,6 +331,7 @@ def _page(response: Any, body: bytes, *, is_truncated: bool) -> FetchedPage:  # 
     return FetchedPage(status=response.status_code, headers=headers, body=body, is_truncated=is_truncated)
 
 
-def _failed(reason: str, request: PageRequest) -> FetchFailedError:
+def no_response(reason: str, target: Target) -> FetchFailedError:
+    """Return the error for a request without a response; `reason` is the kind of failure alone."""
     # The text of an exception may contain the page's URL with a secret.
-    return FetchFailedError(f"no response came from {request.target.origin} ({reason})")
+    return FetchFailedError(f"no response came from {target.origin} ({reason})")

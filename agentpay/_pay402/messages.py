@@ -33,6 +33,7 @@ REFUSAL_SECONDS: Final = 5.0
 OWN_AUTHORIZATION: Final = (
     "the seller expects the payment in the header Authorization, which the request uses already"
 )
+IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 _PRESENTED: Final = ("payment-signature", "x-payment", "payment-authorization")
 
 monotonic: Final = time.monotonic
@@ -156,7 +157,10 @@ def present(request: Any, record: PaymentRecord, response: Any, *, read_timeout:
     if cookie is not None:
         headers["Cookie"] = cookie
     request.headers = _mixed(_Presenting, http_module_of(headers).Headers)(headers)
-    request.headers.presented = (paid.header.name, paid.header.value)
+    request.headers.presented = [(paid.header.name, paid.header.value)]
+    if "idempotency-key" not in headers:
+        # The same for every presentation of this payment, so that the seller can repeat its response.
+        request.headers.presented.append((IDEMPOTENCY_KEY, identifier_of(paid)))
     extensions = {**request.extensions, "payment": record, "payment_key": record.idempotency_key}
     steps = extensions.get("timeout")
     if read_timeout is not None and steps and (steps.get("read") or 0.0) < read_timeout:
@@ -222,24 +226,24 @@ def _library_of(kind: type) -> ModuleType:
 
 
 class _Presenting:
-    """Headers with a field that copies lack, because libraries build redirects from a copy."""
+    """Headers with fields that copies lack, because libraries build redirects from a copy."""
 
-    presented: tuple[str, str]
+    presented: list[tuple[str, str]]
 
     def _whole(self) -> Any:
         base: Any = type(self).__mro__[2]
-        return base([*base.multi_items(self), self.presented])
+        return base([*base.multi_items(self), *self.presented])
 
     def __repr__(self) -> str:
         """Hide the payment, as the library does with `Authorization`: anyone can present it."""
         base: Any = type(self).__mro__[2]
-        return repr(base([*base.multi_items(self), (self.presented[0], "[secure]")]))
+        secure = [(name, "[secure]") for name, _ in self.presented]
+        return repr(base([*base.multi_items(self), *secure]))
 
     @property
     def raw(self) -> list[tuple[bytes, bytes]]:
-        name, value = self.presented
         plain: list[tuple[bytes, bytes]] = super().raw  # type: ignore[misc]
-        return [*plain, (name.encode("ascii"), value.encode("ascii"))]
+        return [*plain, *((name.encode("ascii"), value.encode("ascii")) for name, value in self.presented)]
 
 
 def _reader(name: str) -> Any:

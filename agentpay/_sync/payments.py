@@ -14,7 +14,7 @@ from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._calls.options import CallOptions
 from agentpay._pay402.challenges import Pairs, challenge_of
-from agentpay.contract.choices import TransferStatus
+from agentpay.contract.choices import PaymentFilter
 from agentpay.contract.ext import payments
 from agentpay.contract.ext.payments import Payment, SessionStep, VoucherReport
 
@@ -147,7 +147,7 @@ class Payments(Resource):
         self,
         *,
         account_id: str | None = None,
-        status: TransferStatus | None = None,
+        status: PaymentFilter | None = None,
         origin: str | None = None,
         transfer_id: str | None = None,
         idempotency_key: None = None,
@@ -163,7 +163,7 @@ class Payments(Resource):
         self,
         *,
         account_id: str | None = None,
-        status: TransferStatus | None = None,
+        status: PaymentFilter | None = None,
         origin: str | None = None,
         transfer_id: str | None = None,
         idempotency_key: str,
@@ -178,7 +178,7 @@ class Payments(Resource):
         self,
         *,
         account_id: str | None = None,
-        status: TransferStatus | None = None,
+        status: PaymentFilter | None = None,
         origin: str | None = None,
         transfer_id: str | None = None,
         idempotency_key: str | None = None,
@@ -192,7 +192,8 @@ class Payments(Resource):
 
         Args:
             account_id: only payments out of this account.
-            status: only payments with this status.
+            status: only payments with this status. `undelivered`: only settled ones whose client has reported
+                that the seller did not deliver.
             origin: only payments to this seller, such as `https://api.example.com`.
             transfer_id: only the payment of this transfer, `txn_…`; none if the transfer is not a payment.
             idempotency_key: only what was requested under this key. The list then also has what the key paid

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from attrs import evolve
 
 from agentpay._sync.client import AgentPay
+from agentpay._loading import needing
 from agentpay._pay402._sync.paid_fetches import PaidFetches, Wanted
 from agentpay._pay402._sync.purchases import Purchases
 from agentpay.contract.ext.identity import Identity
@@ -58,6 +59,7 @@ from agentpay.tools.specs import (
     PaymentRef,
     SessionId,
     ToolInputError,
+    ToolName,
     Url,
     Usdc,
     WaitSeconds,
@@ -343,6 +345,45 @@ class AgentTools:
         del given["payment_ref"]
         try:
             result = self._fetches.fetch(payment_ref, Wanted(**given))
+        except Exception as error:  # noqa: BLE001 - it may have been presented, so nothing raises
+            result = FetchResult.of(self._unknown(payment_ref, error))
+        return self._with_remaining(result)
+
+    def call_paid_tool(
+        self,
+        *,
+        url: Url,
+        tool: ToolName,
+        arguments: Mapping[str, Any] | None = None,
+        max_usdc: Usdc,
+        payment_ref: PaymentRef,
+    ) -> FetchResult:
+        """Call a tool of another MCP server and pay for it once for each reference, as `fetch_paid` does.
+
+        The tool may ask for payment by x402 or by MPP. Only public servers are called, unless
+        `private_origins` names their origin.
+
+        Args:
+            url: `https` address of the MCP server, of streamable HTTP.
+            tool: the tool.
+            arguments: its arguments.
+            max_usdc: most USDC to pay, such as 1.50.
+            payment_ref: names the purchase, such as invoice-117.
+
+        Returns:
+            What became of the payment, and in `untrusted_content` what the tool returned; its `http_status`
+            is 500 if that is an error. `status` is None where nothing was to be paid.
+
+        Raises:
+            ToolInputError: an argument is invalid; nothing was done.
+            ModuleNotFoundError: the extra `mcp` is not installed; nothing was done.
+        """
+        given = checked_locals("call_paid_tool", locals())
+        with needing("call_paid_tool", extra="mcp"):
+            import mcp  # noqa: F401, PLC0415 - whether the extra is there
+        del given["payment_ref"]
+        try:
+            result = self._fetches.fetch(payment_ref, Wanted(method="POST", **given))
         except Exception as error:  # noqa: BLE001 - it may have been presented, so nothing raises
             result = FetchResult.of(self._unknown(payment_ref, error))
         return self._with_remaining(result)

@@ -279,9 +279,9 @@ def payer_option(parameter: str) -> Decorator:
     return click.option("--from", parameter, type=OWN_ACCOUNT, help=text)
 
 
-def status_option(statuses: object, things: str) -> Decorator:
-    """Return the option `--status`; `statuses` is a `Literal` type."""
-    text = f"Only {things} with this status."
+def status_option(statuses: object, things: str, more: str = "") -> Decorator:
+    """Return the option `--status`; `statuses` is a `Literal` type, and `more` ends its help."""
+    text = f"Only {things} with this status. {more}".strip()
     return click.option("--status", type=click.Choice(get_args(statuses)), help=text)
 
 

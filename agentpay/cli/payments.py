@@ -22,7 +22,7 @@ from agentpay.cli.options import (
     status_option,
     takes_server,
 )
-from agentpay.contract.choices import SessionStatus, TransferStatus
+from agentpay.contract.choices import PaymentFilter, SessionStatus
 
 if TYPE_CHECKING:
     from agentpay import AgentPay
@@ -43,7 +43,7 @@ payments: Final = group(
         "list",
         "List payments, newest first.",
         account_option("Only payments of this account."),
-        status_option(TransferStatus, "payments"),
+        status_option(PaymentFilter, "payments", "undelivered: settled, and not delivered."),
         click.option(
             "--seller",
             "origin",
@@ -60,6 +60,8 @@ payments: Final = group(
             Column("settled", "settled_at", Show.IF_IT_FITS),
             Column("url", show=Show.WIDE),
             Column("error", show=Show.WIDE),
+            Column("transaction", "tx_signature", Show.WIDE),
+            Column("receipt", lambda each: each.outcome and each.outcome.receipt, Show.WIDE),
             Column("transfer_id"),
         ],
         empty="No payments match.",
@@ -123,6 +125,80 @@ def authorize_payment(
     output.result(payment, "Payment")
     if header is None:
         click.get_current_context().exit(PENDING_APPROVAL)
+
+
+@payments.command("call-tool")
+@click.argument("resource", metavar="URL")
+@click.argument("tool")
+@click.argument("arguments", metavar="[JSON]", default="{}")
+@account_option("Account that pays. Default: the agent key's.")
+@click.option("--max-amount", required=True, help="Most to pay, in USDC.")
+@click.option("--ref", help="Names the purchase: the same one pays once. Default: a new one.")
+@takes_server
+def call_paid_tool(
+    *,
+    server: AgentPay,
+    output: Output,
+    resource: str,
+    tool: str,
+    arguments: str,
+    account_id: str | None,
+    max_amount: str,
+    ref: str | None,
+) -> None:
+    """Call a TOOL of the MCP server at URL, with its arguments as JSON, and pay what it asks for.
+
+    \b
+    agentpay payments call-tool https://tools.example.com/mcp forecast '{"city": "Oslo"}' --max-amount 0.05
+
+    Prints what the tool returned; the payment is told on standard error. Needs the extra mcp.
+    """  # noqa: D301 - the escape stops click from rewrapping the line
+    import json
+    import uuid
+
+    from attrs import evolve
+
+    from agentpay.cli.naming import own_account
+    from agentpay.tools import AgentTools
+
+    try:
+        given = json.loads(arguments)
+    except ValueError as error:
+        raise click.UsageError(f"the arguments of the tool are not JSON: {error}.") from None
+    payer = account_id or own_account(server, output)
+    # Whoever types the address decides where the call may go.
+    tools = AgentTools(server, private_origins=[_origin_of(resource)])
+    tools.bind(evolve(server.whoami(), account_id=payer))
+    with output.progress("Calling"):
+        result = tools.call_paid_tool(
+            url=resource,
+            tool=tool,
+            arguments=given,
+            max_usdc=max_amount,
+            payment_ref=ref or f"call-{uuid.uuid4()}",
+        )
+    content = result.untrusted_content
+    if output.is_json:
+        click.echo(json.dumps(result.to_dict()))
+    else:
+        amount = f", {result.amount_usdc} USDC" if result.amount_usdc else ""
+        output.note(f"{result.status or 'nothing was asked for'}{amount} (ref {result.payment_ref})")
+        if result.reason:
+            output.note(result.reason)
+        if content is not None:
+            click.echo(content.body)
+    is_delivered = content is not None and content.http_status == 200 and result.status in (None, "settled")
+    if not is_delivered:
+        click.get_current_context().exit(PENDING_APPROVAL if result.status == "pending_approval" else 1)
+
+
+def _origin_of(url: str) -> str:
+    from agentpay._pay402.challenges import origin_of
+
+    try:
+        return origin_of(url)
+    except ValueError as error:
+        raise click.UsageError(f"{error}.") from None
 
 
 def _response(told: bytes) -> tuple[list[tuple[str, str]], bytes]:

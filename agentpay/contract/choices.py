@@ -25,6 +25,11 @@ TransferSort = Literal["amount", "-amount"]
 TransferStatus = Literal["pending_approval", "approved", "submitted", "settled", "rejected", "failed"]
 """The status of a transfer."""
 
+PaymentFilter = Literal[
+    "pending_approval", "approved", "submitted", "settled", "rejected", "failed", "undelivered"
+]
+"""Filter for the payments of a list: their status, or `undelivered`."""
+
 PaymentProtocol = Literal["mpp", "x402_v2", "x402_v1", "x402_upto"]
 """The protocol of a challenge and its payment."""
 

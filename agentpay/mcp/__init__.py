@@ -1,7 +1,8 @@
-"""The tools of `agentpay.tools` as an MCP server: `agentpay-mcp`, or `python -m agentpay.mcp`.
+"""The tools of `agentpay.tools` as an MCP server, and paying the tools of other MCP servers.
 
-It needs the extra `mcp`. It is a separate process with an agent-scoped key, over stdio or streamable HTTP;
-`server` makes the server for a host that brings its own transport.
+It needs the extra `mcp`. `agentpay-mcp`, or `python -m agentpay.mcp`, is a separate process with an
+agent-scoped key, over stdio or streamable HTTP; `server` makes the server for a host that brings its own
+transport. `PaidTools` calls the tools of a connected client of MCP, and pays those that ask for it.
 """
 
 from typing import TYPE_CHECKING
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING
 from agentpay._loading import load
 
 if TYPE_CHECKING:
+    from agentpay.mcp.paying import PaidToolResult, PaidTools, X402Extension
     from agentpay.mcp.serving import bearer_app, server
 
-__all__ = ["bearer_app", "server"]
+__all__ = ["PaidToolResult", "PaidTools", "X402Extension", "bearer_app", "server"]
 
 
 if not TYPE_CHECKING:
@@ -19,4 +21,5 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(load("agentpay.mcp.serving", part="agentpay.mcp", extra="mcp"), name)
+        home = "serving" if name in ("bearer_app", "server") else "paying"
+        return getattr(load(f"agentpay.mcp.{home}", part="agentpay.mcp", extra="mcp"), name)

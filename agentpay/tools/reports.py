@@ -98,7 +98,7 @@ UNAUTHORIZED: Final = no_retry(
     "configure a valid key. Do not pay another way: earlier calls may have paid."
 )
 NOT_FOUND: Final = again(
-    "If you called pay or fetch_paid with this ref, call it again with the SAME ref and arguments: it never "
+    "If you called a tool that pays with this ref, call it again with the SAME ref and arguments: it never "
     "pays twice. Otherwise list_payments shows the refs that were used."
 )
 _PAYMENT_ADVICE: Final[Mapping[str, Advice]] = {
@@ -112,15 +112,15 @@ _PAYMENT_ADVICE: Final[Mapping[str, Advice]] = {
         "payment_ref. Do not pay it another way."
     ),
     "paid_not_delivered": again(
-        "It is paid, and the seller did not deliver. Call fetch_paid again with the SAME ref and arguments: "
-        "it asks the seller again and pays nothing more. If that does not deliver either, tell the user. Do "
-        "not buy it again with another ref."
+        "It is paid, and the seller did not deliver. Call fetch_paid or call_paid_tool again with the SAME "
+        "ref and arguments: it asks the seller again and pays nothing more. If that does not deliver either, "
+        "tell the user. Do not buy it again with another ref."
     ),
     "charged": no_retry(
         "Done: paid within the session session_id. Once the task needs nothing more of this seller, close it "
         "with close_session."
     ),
-    "approved": again("Call fetch_paid again with the same ref and arguments."),
+    "approved": again("Call fetch_paid or call_paid_tool again, as before: same ref, same arguments."),
     "rejected": _REFUSED,
     "failed": again("Nothing was paid. Call the same tool again with the same ref for a new attempt."),
     "unknown": _UNKNOWN,

@@ -94,6 +94,7 @@ export interface Schemas {
   PausedAccounts: { changed: number; paused: number };
   PayloadTooLarge: { error: "payload_too_large"; message: string; request_id: string };
   Payment: { transfer_id: string; account_id: string; idempotency_key: string; status: Schemas["TransferStatus"]; protocol: Schemas["PaymentProtocol"]; amount_usdc: string; recipient: string; fee_payer: string | null; origin: string; url: string | null; category: string | null; memo: string | null; header: Schemas["PaymentHeader"] | null; expires_at: string | null; tx_signature: string | null; settled_at: string | null; outcome: Schemas["PaymentOutcome"] | null; is_replay: boolean; error?: string; message?: string; refusal?: Schemas["Refusal"]; splits?: (Schemas["PaymentSplit"])[] };
+  PaymentFilter: "pending_approval" | "approved" | "submitted" | "settled" | "rejected" | "failed" | "undelivered";
   PaymentHeader: { name: string; value: string };
   PaymentOutcome: { status_code: number; receipt: string | null; duration_ms: number | null };
   PaymentPage: { data: (Schemas["Payment"] | Schemas["SessionStep"])[]; cursor: string; has_more: boolean };
@@ -191,7 +192,7 @@ export interface Api {
     "/transfers": { query: { limit?: number; cursor?: string; account_id?: string; status?: Schemas["TransferStatus"]; idempotency_key?: string; error?: string; key_id?: string; memo?: string; min_amount?: string; max_amount?: string; since?: string; until?: string; sort?: Schemas["TransferSort"] }; response: Schemas["TransferPage"] };
     "/sessions": { query: { limit?: number; cursor?: string; account_id?: string; status?: Schemas["SessionStatus"]; idempotency_key?: string; since?: string; until?: string }; response: Schemas["SessionPage"] };
     "/sessions/{session_id}": { params: { session_id: string }; response: Schemas["Session"] };
-    "/payments": { query: { limit?: number; cursor?: string; account_id?: string; status?: Schemas["TransferStatus"]; origin?: string; transfer_id?: string; idempotency_key?: string; since?: string; until?: string }; response: Schemas["PaymentPage"] };
+    "/payments": { query: { limit?: number; cursor?: string; account_id?: string; status?: Schemas["PaymentFilter"]; origin?: string; transfer_id?: string; idempotency_key?: string; since?: string; until?: string }; response: Schemas["PaymentPage"] };
     "/payments/{transfer_id}": { params: { transfer_id: string }; response: Schemas["Payment"] | Schemas["SessionStep"] };
     "/console/origins": { query: { limit?: number; cursor?: string }; response: Schemas["PinnedSellerPage"] };
     "/console/origins/{origin}": { params: { origin: string }; response: Schemas["PinnedSeller"] };

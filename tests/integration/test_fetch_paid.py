@@ -199,7 +199,7 @@ def test_a_payment_that_needs_approval_is_returned_as_pending(world: World) -> N
     world.server.approvals.approve(str(waiting.transfer_id))
     approved = world.tools.get_payment(payment_ref=REF)
     assert (approved.status, approved.money_moved) == ("pending_approval", "no")
-    assert "fetch_paid again" in str(approved.next_step)
+    assert "fetch_paid" in str(approved.next_step)
     assert (world.fetch().status, world.spent) == ("settled", "0.250000")
 
 

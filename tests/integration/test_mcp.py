@@ -50,6 +50,7 @@ HINTS = {
     "get_payment": (True, False, True, False),
     "list_payments": (True, False, True, False),
     "fetch_paid": (False, True, False, True),
+    "call_paid_tool": (False, True, False, True),
     "close_session": (False, True, True, True),
 }
 """Read-only, destructive, idempotent, open world."""
@@ -206,7 +207,7 @@ async def test_the_tool_list_is_small_and_says_what_each_tool_may_do(place: Plac
         async with Client(tools, mode=mode) as client:
             listing = await client.list_tools()
         plain = listing.model_dump(by_alias=True, exclude_none=True, mode="json")
-        assert len(json.dumps(plain)) < 22_500
+        assert len(json.dumps(plain)) < 23_500
         for tool in plain["tools"]:
             del tool["outputSchema"]  # most hosts do not show it to a model
         assert len(json.dumps(plain)) < 8_000

@@ -435,7 +435,7 @@ def test_a_service_without_the_listing_is_paid_by_its_idempotency_key_alone(resp
 
 def test_no_tool_can_approve_raise_limits_fund_replay_or_create_keys() -> None:
     reading = {"get_budget", "check_payment", "get_payment", "list_payments"}
-    assert set(TOOLS) == {*reading, "pay", "fetch_paid", "close_session"}
+    assert set(TOOLS) == {*reading, "pay", "fetch_paid", "call_paid_tool", "close_session"}
     for spec in TOOLS.values():
         assert spec.moves_money == (spec.name not in reading)
         assert spec.input_schema["additionalProperties"] is False

@@ -1,12 +1,15 @@
 """`simulate`: an agent of the user's on virtual time, crashed, and judged by the chain."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import httpx
 import pytest
+from mcp.shared.exceptions import MCPError
 
 from agentpay import errors
+from agentpay.mcp import PaidTools
 from agentpay.payments import PaymentAuth
 from agentpay_lab.simulation import AgentWorld, Order, simulate
 
@@ -43,6 +46,23 @@ def test_an_honest_agent_pays_each_order_once_much_faster_than_real_time() -> No
     assert result.crashes > 0
     assert result.speed > 50
     result.check()
+
+
+async def tool_buyer(world: AgentWorld) -> None:
+    tools = PaidTools(world.mcp, world.client, account_id=world.account_id, url="https://tools.example/mcp")
+    for order in world.orders:
+        for _ in range(5):
+            with contextlib.suppress(MCPError, errors.AgentPayError):
+                bought = await tools.call_tool(order.name, payment_ref=order.name)
+                if not bought.result.is_error:
+                    break
+
+
+def test_an_agent_that_buys_tools_pays_each_order_once() -> None:
+    result = simulate(tool_buyer, seeds=8, minutes=2)
+    assert result.failure is None
+    assert result.landed > 0
+    assert result.crashes > 0
 
 
 @pytest.mark.deep

@@ -242,7 +242,7 @@ class AsyncPayer:
     async def _report_response(
         self, response: Any, challenge: Challenge, paid: Payment | SessionStep, duration_ms: int
     ) -> None:
-        """Report the seller's response, if asked to, or if the next voucher waits for it."""
+        """Report the response, if asked to, if the next voucher waits for it, or if it is no delivery."""
         is_voucher = isinstance(paid, SessionStep)
         report = VoucherReport(
             charge_id=messages.identifier_of(paid),
@@ -253,23 +253,23 @@ class AsyncPayer:
         logger.info("presented %s to %s: %d", report.charge_id, challenge.origin, report.status_code)
         if self.late is not None and is_voucher and report.status_code < 400 and not self.report:
             self.late.keep(challenge.origin, report)
-        elif is_voucher or self.report:
+        elif is_voucher or self.report or report.status_code >= 400:
             await report_outcome(self.client, report)
 
     @contextlib.asynccontextmanager
     async def _told_if_lost(self, request: Any, paid: Payment | SessionStep) -> AsyncGenerator[None]:
-        """Report a voucher without a response: the library gives the flow up, or the caller does."""
+        """Report that no response came: the library gives the flow up, or the caller does."""
         try:
             yield
         except Exception:
             raise
         except BaseException as end:
-            if isinstance(paid, SessionStep) and messages.is_lost(request, end):
+            if messages.is_lost(request, end):
                 await self._report_lost(paid)
             raise
 
-    async def _report_lost(self, voucher: SessionStep) -> None:
-        report = VoucherReport(charge_id=messages.identifier_of(voucher), status_code=NO_RESPONSE)
+    async def _report_lost(self, paid: Payment | SessionStep) -> None:
+        report = VoucherReport(charge_id=messages.identifier_of(paid), status_code=NO_RESPONSE)
         # unasync: async only
         import anyio  # noqa: PLC0415 - httpx brings it, and few responses are lost
         # unasync: end of async only

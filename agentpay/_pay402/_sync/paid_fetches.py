@@ -6,8 +6,9 @@ one signed payment, which is presented again and never replaced while it may lan
 a request may go, and what the model reads.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from attrs import evolve, frozen
 
@@ -24,7 +25,7 @@ from agentpay._pay402.fetching import (
     FetchRefusedError,
     PageRequest,
 )
-from agentpay._pay402.messages import identifier_of
+from agentpay._pay402.messages import IDEMPOTENCY_KEY, identifier_of
 from agentpay._pay402.timing import Locks
 from agentpay._pay402.undelivered import is_news
 from agentpay.contract.ext.payments import Payment, PaymentHeader, SessionStep, VoucherReport
@@ -60,7 +61,7 @@ _PRESENTED: Final = frozenset({"payment-signature", "x-payment", "authorization"
 
 @frozen(kw_only=True)
 class Wanted:
-    """Arguments of `fetch_paid`, checked only by their schema."""
+    """Arguments of `fetch_paid` or `call_paid_tool`, checked only by their schema."""
 
     url: str
     max_usdc: str
@@ -68,6 +69,8 @@ class Wanted:
     method: str = "GET"
     headers: Mapping[str, str] | None = None
     body: str | None = None
+    tool: str | None = None
+    arguments: Mapping[str, Any] = {}
 
 
 class PaidFetches:
@@ -102,11 +105,30 @@ class PaidFetches:
         """
         purchase = self._purchases.find(ref)
         try:
-            request, page = self._unpaid(self._request(wanted))
+            request = self._request(wanted)
+        except FetchRefusedError as error:
+            return self._not_fetched(ref, purchase, error)
+        with self._fetcher_of(request, wanted) as fetcher:
+            return self._fetched(ref, purchase, evolve(request, fetcher=fetcher), wanted)
+
+    def _fetcher_of(self, request: PageRequest, wanted: Wanted) -> Any:  # noqa: ANN401 - one of two kinds
+        if wanted.tool is None:
+            return contextlib.nullcontext(self._fetcher)
+        # With the SDK of MCP, which is an extra.
+        from agentpay._pay402.tool_calls import ToolFetcher  # noqa: PLC0415
+
+        return ToolFetcher(request.target, wanted.tool, wanted.arguments)
+
+    def _fetched(
+        self, ref: str, purchase: RecordedPurchase, request: PageRequest, wanted: Wanted
+    ) -> FetchResult:
+        try:
+            request, page = self._unpaid(request)
         except (FetchRefusedError, FetchFailedError) as error:
             return self._not_fetched(ref, purchase, error)
         if page.status != 402:
-            reason = f"The URL responded {page.status} without asking for payment."
+            what = "URL" if wanted.tool is None else "tool"
+            reason = f"The {what} responded {page.status} without asking for payment."
             return _with_page(_if_delivered(self._unpresented(ref, purchase, None, reason), page), page)
         if wanted.session_cap_usdc is not None and sells_by_session(page.headers):
             # One voucher of a session is in flight.
@@ -167,17 +189,18 @@ class PaidFetches:
     def _opened(self, request: PageRequest, page: FetchedPage, step: SessionStep) -> FetchedPage:
         # Sellers run their handler on it, so other requests than GET are sent only if a GET opens nothing.
         if request.method != "GET":
-            opened = self._fetcher.fetch(_presenting(PageRequest(target=request.target), page, step))
+            bare = evolve(request, method="GET", headers={}, body=None)
+            opened = _sent(_presenting(bare, page, step))
             if receipt_in(opened.headers) is not None:
                 return opened
-        return self._fetcher.fetch(_presenting(request, page, step))
+        return _sent(_presenting(request, page, step))
 
     def _delivered(self, presenting: PageRequest) -> FetchedPage | None:
         """Return the response to a voucher; None if none arrived."""
         try:
-            page = self._fetcher.fetch(presenting)
+            page = _sent(presenting)
             # The voucher may have been refused because its first reply was lost: the same one, once more.
-            return self._fetcher.fetch(presenting) if page.status == 402 else page
+            return _sent(presenting) if page.status == 402 else page
         except (FetchRefusedError, FetchFailedError):
             return None
 
@@ -208,12 +231,13 @@ class PaidFetches:
             method=wanted.method,
             headers=fetching.checked_headers(wanted.headers),
             body=None if wanted.body is None else wanted.body.encode(),
+            tool=wanted.tool,
         )
 
     def _unpaid(self, request: PageRequest) -> tuple[PageRequest, FetchedPage]:
         """Send a request without a payment; follow redirects within its origin."""
         for _ in range(REDIRECTS_MAX + 1):
-            page = self._fetcher.fetch(request)
+            page = _sent(request)
             location = page.header("location")
             if page.status not in _REDIRECTS or location is None:
                 return request, page
@@ -256,9 +280,8 @@ class PaidFetches:
             payment = self._client.payments.get(transfer.transfer_id)
         except NotFoundError:
             return True  # not a payment behind 402, but one of `pay`
-        target = request.target
         # As far as the service knows: no query tells.
-        is_equal = (payment.origin, payment.url) == (target.origin, url_sent(target.url))
+        is_equal = (payment.origin, payment.url) == (request.target.origin, url_sent(request.sold_at))
         return is_refused(transfer) and not is_equal
 
     def _authorized(
@@ -267,7 +290,7 @@ class PaidFetches:
         return self._client.payments.authorize(
             account_id=self._account_id(),
             idempotency_key=key,
-            url=request.target.url,
+            url=request.sold_at,
             method=request.method,
             headers=page.headers,
             body=None if page.is_truncated else page.body,
@@ -290,7 +313,7 @@ class PaidFetches:
         """Send the request with its payment once, and report both outcomes."""
         page, reason = None, None
         try:
-            page = self._fetcher.fetch(request)
+            page = _sent(request)
         except (FetchRefusedError, FetchFailedError) as error:
             reason = f"The payment was presented, and {error}."
         if page is not None and page.status in _REDIRECTS:
@@ -389,12 +412,12 @@ class PaidFetches:
 
 _ADVICE: Final[Mapping[str, reports.Advice]] = {
     "submitted": reports.again(
-        "The payment may still settle. Call fetch_paid again with the same ref and arguments: it presents "
+        "The payment may still settle. Call the same tool again with the same ref and arguments: it presents "
         "the same payment and never signs another one."
     ),
     "pending_approval": reports.again(
-        "A person must approve it at approval_url. Tell the user; once it is approved, call fetch_paid again "
-        "with the same ref and arguments. Do not pay it another way."
+        "A person must approve it at approval_url. Tell the user; once it is approved, call the same tool "
+        "again with the same ref and arguments. Do not pay it another way."
     ),
 }
 _USED_UP: Final = reports.no_retry(
@@ -402,14 +425,21 @@ _USED_UP: Final = reports.no_retry(
 )
 _CAP_REACHED: Final = reports.again(
     "The session's cap is used up. Close it with close_session. If the task asks "
-    "for more, then call fetch_paid again with the SAME ref and arguments: it opens another session."
+    "for more, then call the same tool again with the SAME ref and arguments: it opens another session."
 )
+
+
+def _sent(request: PageRequest) -> FetchedPage:
+    page: FetchedPage = request.fetcher.fetch(request)
+    return page
 
 
 def _presenting(request: PageRequest, page: FetchedPage, paid: Payment | SessionStep) -> PageRequest:
     """Return the request with what pays it, and the cookies of its 402, which may hold its challenge."""
     assert paid.header is not None  # noqa: S101 - checked before
     headers = {**request.headers, paid.header.name: paid.header.value}
+    if IDEMPOTENCY_KEY.lower() not in map(str.lower, headers):
+        headers[IDEMPOTENCY_KEY] = identifier_of(paid)
     cookie = cookie_of(request.target.url, page.headers)
     if cookie is not None:
         headers["Cookie"] = cookie

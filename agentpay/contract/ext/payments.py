@@ -29,7 +29,6 @@ from agentpay.contract.fields import (
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody, PageQuery
 from agentpay.contract.requests import NULLABLE, Request
-from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import UsdcAmount, UsdcString
 
 
@@ -50,6 +49,18 @@ class PaymentStep(StrEnum):
 
     VOUCHER = "voucher"
     """It pays one request within the session."""
+
+
+class PaymentFilter(StrEnum):
+    """Which payments to list: a status, or those that settled although their seller did not deliver."""
+
+    PENDING_APPROVAL = "pending_approval"
+    APPROVED = "approved"
+    SUBMITTED = "submitted"
+    SETTLED = "settled"
+    REJECTED = "rejected"
+    FAILED = "failed"
+    UNDELIVERED = "undelivered"
 
 
 MAX_HEADERS: Final = 256
@@ -428,7 +439,8 @@ class ListPayments(PageQuery):
 
     Attributes:
         account_id: only payments out of this account.
-        status: only payments with this status.
+        status: only payments with this status; `undelivered`: only settled ones whose client has reported
+            that the seller did not deliver.
         origin: only payments to this seller.
         transfer_id: only the payment of this transfer.
         idempotency_key: only what was requested under this key, vouchers and openings of sessions included.
@@ -437,7 +449,7 @@ class ListPayments(PageQuery):
     """
 
     account_id: Annotated[str, text(maximum=128)] | None = None
-    status: TransferStatus | None = None
+    status: PaymentFilter | None = None
     origin: Origin | None = None
     transfer_id: Annotated[str, text(maximum=128)] | None = None
     idempotency_key: Annotated[str, text(minimum=1, maximum=128)] | None = None

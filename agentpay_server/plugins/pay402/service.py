@@ -23,6 +23,7 @@ from agentpay.contract.ext.payments import (
     AuthorizePayment,
     ListPayments,
     Payment,
+    PaymentFilter,
     PinnedSeller,
     PinSeller,
     ReportOutcome,
@@ -148,7 +149,7 @@ class Payments:
                 principal.operator_id,
                 before,
                 count - len(rows),
-                status=query.status,
+                **_status_of(query),
                 transfer_id=query.transfer_id,
                 **given,
                 **within,
@@ -329,6 +330,13 @@ class Payments:
             # The opening of its channel. Another server does it while this one's clock is wrong.
             with contextlib.suppress(Problem):
                 await self._closing.advance(transfer_id)
+
+
+def _status_of(query: ListPayments) -> dict[str, object]:
+    """Return the filters for the status of a query."""
+    if query.status is PaymentFilter.UNDELIVERED:
+        return {"undelivered": TransferStatus.SETTLED}
+    return {"status": query.status}
 
 
 def _offers(request: AuthorizePayment) -> Sequence[Offer | Skipped]:

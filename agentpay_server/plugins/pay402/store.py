@@ -41,6 +41,11 @@ PAGES: Final = Pages(
         "account_id": (payments.c.account_id == bindparam("account_id"),),
         "origin": (payments.c.origin == bindparam("origin"),),
         "status": (transfers.c.status == bindparam("status"),),
+        # The value is the status of a payment that has settled.
+        "undelivered": (
+            transfers.c.status == bindparam("undelivered"),
+            ~payments.c.outcome_status.between(200, 399),
+        ),
         "transfer_id": (payments.c.transfer_id == bindparam("transfer_id"),),
         "idempotency_key": (
             transfers.c.operator_id == payments.c.operator_id,

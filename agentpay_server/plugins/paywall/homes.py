@@ -37,6 +37,9 @@ from agentpay_server.testkit.embedded.server import AgentPayServer
 
 _RPC_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.2
+TOOLS_PATH: Final = "/mcp"
+"""Where the seller is an MCP server, over streamable HTTP."""
+
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -192,6 +195,7 @@ class SellerApp:
         self.metrics: Metrics = Metrics()
         self._seller = seller
         self._owner = owner
+        self._tools: Any = None
 
     def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
         status, headers, body = rendered(problem, "none")
@@ -204,12 +208,17 @@ class SellerApp:
         if refused is not None:
             await _send(send, *self.refusal(refused))
             return
+        body = b""
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return
+            body += message.get("body", b"")
             if not message.get("more_body", False):
                 break
+        if scope["path"] == TOOLS_PATH and (tools := self._tool_port()) is not None:
+            await _send(send, *await self._owner.call_async(tools.respond(scope, body)))
+            return
         fields = _fields(scope)
         work = self._seller.respond(scope["method"], _url(scope, dict(fields)), fields)
         try:
@@ -226,6 +235,14 @@ class SellerApp:
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in texts]
         headers.append((b"content-length", str(len(content)).encode("ascii")))
         await _send(send, status, headers, content)
+
+    def _tool_port(self) -> Any:  # noqa: ANN401 - of a module that needs the extra
+        if self._tools is None:
+            with contextlib.suppress(ModuleNotFoundError):
+                from agentpay_server.plugins.paywall.tool_server import ToolPort  # noqa: PLC0415 - an extra
+
+                self._tools = ToolPort(self._seller)
+        return self._tools
 
 
 async def _send(send: Send, status: int, headers: Headers, content: bytes) -> None:

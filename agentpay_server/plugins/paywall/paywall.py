@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import httpx
 from starlette.types import Receive, Scope, Send
 
+from agentpay._loading import load
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.platform.clock import Clock
 from agentpay_server.plugins.pay402.challenges.terms import Protocol
@@ -30,6 +31,9 @@ from agentpay_server.plugins.paywall.seller import Seller
 from agentpay_server.testkit.embedded.recorder import Records
 from agentpay_server.testkit.embedded.server import AgentPayServer
 from agentpay_server.testkit.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
+
+if TYPE_CHECKING:
+    from mcp.server.lowlevel import Server
 
 T = TypeVar("T")
 
@@ -331,8 +335,23 @@ class Paywall:
         """Respond to one request, as an ASGI application on any asyncio event loop."""
         await self._app(scope, receive, send)
 
+    def mcp_server(self) -> "Server[Any]":
+        """Return an MCP server whose tools are what `sell` sells: `/forecast` is the tool `forecast`.
+
+        It asks for payment by x402 in results or by MPP in errors, in every mode. For tests in process, pass
+        it to `mcp.Client`; over stdio, call its `run`. `listen` serves it at `/mcp`.
+
+        Raises:
+            ModuleNotFoundError: the extra `mcp` is not installed.
+        """
+        module = load("agentpay_server.plugins.paywall.tool_server", part="Paywall.mcp_server", extra="mcp")
+        made: Server[Any] = module.server_of(self._seller, self._home.owner.call_async)
+        return made
+
     def listen(self, *, port: int = 0) -> str:
         """Open a port on 127.0.0.1, until the paywall closes.
+
+        With the extra `mcp`, an MCP server is at `/mcp` of the port: see `mcp_server`.
 
         Args:
             port: port number; 0 for a free one.

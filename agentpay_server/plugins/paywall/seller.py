@@ -109,6 +109,7 @@ class Seller:
         # The recipient in `CHANGE_PAYEE`.
         self._other_payee = str(home.keypair("other payee").pubkey())
         self._sales: dict[str, Sale] = {}
+        self._replies: dict[str, Reply] = {}
         self._checking: set[str] = set()
         # Payments to broadcast later, with their due times, by message hash.
         self._late: dict[str, tuple[int, CheckedPayment]] = {}
@@ -120,7 +121,7 @@ class Seller:
 
     def capture(self) -> Restore:
         """Restores the records; products and modes stay as they are."""
-        return captured(self, "_sales", "_late", "requests", "desk")
+        return captured(self, "_sales", "_replies", "_late", "requests", "desk")
 
     # --- Scheduled work
 
@@ -282,12 +283,16 @@ class Seller:
                 # The other origin is this seller as well: forget the sale, so that the payment is new there.
                 self._sales.pop(sale.message_hash, None)
                 return 307, [("location", _collector_url(visit.challenge.url))], b""
-        return _served(visit, presented, sale)
+        return self._served(visit, presented, sale)
+
+    def _served(self, visit: _Visit, presented: Presented, sale: Sale) -> Reply:
+        """Return the reply to a payment: the same one whenever it is presented."""
+        return self._replies.setdefault(sale.message_hash, _served(visit, presented, sale))
 
     def _presented_again(self, visit: _Visit, presented: Presented, sale: Sale) -> Reply:
         is_sold = (sale.path, sale.protocol) == (visit.product.path, presented.protocol)
         if self.serves_again and sale.status == "settled" and is_sold:
-            return _served(visit, presented, sale)
+            return self._served(visit, presented, sale)
         if visit.mode is Mode.HOLD:
             raise UnservedError(503)
         raise InvalidPaymentError("duplicate_settlement", "this payment was presented before", sale.payer)

@@ -109,7 +109,7 @@ def test_every_address_of_a_name_must_be_public(monkeypatch: pytest.MonkeyPatch)
     target = target_of("https://mixed.example./", ())
     assert (target.origin, target.host) == ("https://mixed.example", "mixed.example")
     with pytest.raises(FetchRefusedError, match="private address"):
-        fetching._checked(fetching._resolved(target), target)
+        fetching.allowed_address(fetching.addresses_of(target), target)
 
 
 SLOW_HEAD = [b"HTTP/1.1 200 OK\r\nX-A: ", *[b"a"] * 100_000]

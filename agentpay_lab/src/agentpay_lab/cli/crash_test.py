@@ -90,7 +90,7 @@ _ADAPTERS: Final = {
 @click.option(
     "--protocol",
     "protocols",
-    type=click.Choice(["x402_v2", "x402_v1", "mpp", "session", "upto"]),
+    type=click.Choice(["x402_v2", "x402_v1", "mpp", "mcp", "session", "upto"]),
     multiple=True,
     help="With COMMAND: how the sellers are paid. Repeatable.  [default: x402_v2 and mpp]",
 )

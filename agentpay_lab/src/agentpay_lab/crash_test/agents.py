@@ -215,7 +215,7 @@ class Agent:
         """Yield the seller of an order: for exact payments always the same, else a new one."""
         path, mode, world = f"/{order.name}", order.mode, self._world
         if isinstance(mode, Mode):
-            protocols = [order.protocol.value]
+            protocols = [order.protocol.of_paywall]
             world.shop.sell(path, PRICE_USDC, protocols=protocols, external_id=order.name, mode=mode)
             yield world.shop
             return
@@ -243,7 +243,8 @@ class Agent:
         order = tried.order
         asked = {
             "order": order.name,
-            "url": f"{seller.base_url}/{order.name}",
+            # The tool is named like the order.
+            "url": f"{seller.base_url}/{'mcp' if order.protocol is TrialProtocol.MCP else order.name}",
             "price_usdc": f"{PRICE_USDC:.6f}",
             "protocol": order.protocol.value,
         }

@@ -37,6 +37,9 @@ class TrialProtocol(StrEnum):
     X402_V2 = "x402_v2"
     X402_V1 = "x402_v1"
     MPP = "mpp"
+    MCP = "mcp"
+    """By x402 for a tool of an MCP server."""
+
     SESSION = "session"
     """By session of MPP: the payer opens a channel, and pays with a voucher."""
 
@@ -47,6 +50,11 @@ class TrialProtocol(StrEnum):
     def has_channels(self) -> bool:
         """Whether each purchase is paid through a channel."""
         return self in (TrialProtocol.SESSION, TrialProtocol.UPTO)
+
+    @property
+    def of_paywall(self) -> str:
+        """The protocol of an exact payment, as a paywall knows it."""
+        return "x402_v2" if self is TrialProtocol.MCP else self.value
 
     @property
     def modes(self) -> type[SellerMode]:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from agentpay_lab.simulation.servers import Life, MachineClock
 from agentpay_lab.simulation.world import SimulatedWorld
 from agentpay_server.clients import AsyncSandbox
 from agentpay_server.plugins.facilitator.settling import InvalidPaymentError, completed
+from agentpay_server.plugins.pay402.challenges import tools
 from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Leg, Network, Protocol
 
 CRASH: Final = "agent.crashed"
@@ -66,6 +67,8 @@ class AgentWorld:
         orders: what it is to buy.
         client: a client of the service, with an agent key of the account.
         http: reaches the sellers; it does not pay by itself.
+        mcp: calls the sellers' tools, for `PaidTools`: each order is a tool of its name. It has `call_tool`
+            of the client of MCP, and needs the extra `mcp`.
         account_id: the account that pays.
         disk: survives crashes; empty at first. What is in it is written at once.
         random: randomness that the seed determines.
@@ -74,6 +77,7 @@ class AgentWorld:
     orders: tuple[Order, ...]
     client: AsyncAgentPay
     http: httpx.AsyncClient
+    mcp: "ToolSession"
     account_id: str
     disk: dict[str, Any]
     random: random.Random
@@ -337,6 +341,7 @@ class _TrialWorld(SimulatedWorld):
                 orders=tuple(sold.order for sold in self.sold.values()),
                 client=client,
                 http=http,
+                mcp=ToolSession(http, {sold.order.name: sold.order.url for sold in self.sold.values()}),
                 account_id=account_id,
                 disk=self._disk,
                 random=self.chance.stream("random of", life.name),
@@ -364,6 +369,37 @@ class _TrialWorld(SimulatedWorld):
                     (name, f"{name} was paid {len(landed)} times, {sold.order.price_usdc} USDC each")
                 )
         self.wrong = tuple(wrong)
+
+
+class ToolSession:
+    """Calls the tools of sellers: over the agent's HTTP client, so that the same is lost on the way."""
+
+    def __init__(self, http: httpx.AsyncClient, urls: Mapping[str, str]) -> None:
+        self._http, self._urls = http, urls
+
+    async def call_tool(
+        self,
+        name: str,
+        _arguments: Mapping[str, Any] | None = None,
+        *,
+        meta: Mapping[str, Any] | None = None,
+        **_options: Any,  # noqa: ANN401 - of the SDK
+    ) -> Any:  # noqa: ANN401 - of the SDK, which is an extra
+        """Call a tool, as the client of MCP does; its errors are those of MCP."""
+        from mcp.shared.exceptions import MCPError  # noqa: PLC0415 - an extra
+        from mcp_types import CONNECTION_CLOSED, CallToolResult  # noqa: PLC0415 - likewise
+
+        try:
+            response = await self._http.post(self._urls[name], headers=tools.headers_of(meta or {}))
+        except httpx.HTTPError as error:
+            raise MCPError(CONNECTION_CLOSED, str(error)) from None
+        try:
+            shown = tools.result_of(
+                response.status_code, response.headers.multi_items(), response.content, by_extension=False
+            )
+        except tools.ToolError as asked:
+            raise MCPError(asked.code, asked.message, asked.data) from None
+        return CallToolResult.model_validate(shown)
 
 
 class _Shops(httpx.AsyncBaseTransport):

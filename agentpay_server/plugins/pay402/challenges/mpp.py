@@ -86,7 +86,7 @@ def read_header(value: str) -> Iterator[Offer | Skipped]:
     """
     if len(value) > _MAX_HEADER_CHARACTERS:
         raise UnreadableChallengeError(f"WWW-Authenticate is longer than {_MAX_HEADER_CHARACTERS} characters")
-    return fields.each_alone(_challenges(value), _read)
+    return fields.each_alone(challenges_in(value), _read)
 
 
 def _read(given: _Parameters) -> Offer | Skipped:
@@ -117,7 +117,7 @@ def _read(given: _Parameters) -> Offer | Skipped:
     )
 
 
-def _challenges(value: str) -> Iterator[_Parameters]:
+def challenges_in(value: str) -> Iterator[_Parameters]:
     """Yield the parameters of each challenge of the scheme `Payment`, with lower-case names."""
     position = _skipped(value, 0)
     current: _Parameters | None = None

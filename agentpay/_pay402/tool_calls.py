@@ -1,0 +1,212 @@
+"""Calling a tool of an MCP server that a model named, as `fetching` fetches a page: with the same limits.
+
+The name of the server is resolved once, and each connection goes to the checked address. The result of the
+tool is returned as the page that a seller over HTTP would have sent.
+"""
+
+# The extra need not be installed where types are checked.
+# pyright: reportMissingImports=false
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, suppress
+from types import TracebackType
+from typing import Any, Final, Self
+
+import anyio
+import anyio.to_thread
+import httpx2
+from anyio.from_thread import start_blocking_portal
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, RequestParamsMeta
+
+from agentpay._http.clients import shared_ssl_context
+from agentpay._pay402.fetching import (
+    BODY_MAX_BYTES,
+    CONNECT_SECONDS,
+    FetchedPage,
+    FetchFailedError,
+    FetchRefusedError,
+    PageRequest,
+    Target,
+    addresses_of,
+    allowed_address,
+    no_response,
+)
+from agentpay._pay402.messages import IDEMPOTENCY_KEY
+from agentpay._pay402.tool_messages import ToolReply, meta_of, reply_of, reply_of_error
+from agentpay.contract.ext.payments import site_of
+from agentpay.mcp.paying import X402Extension
+
+_NO_REPLY: Final = (CONNECTION_CLOSED, REQUEST_TIMEOUT)
+"""The codes of the SDK's own errors: the connection was closed, or the reply did not come in time."""
+
+_START_SECONDS: Final = 20.0
+"""How long the server may take to respond to the first message."""
+
+_RESPONSE_MAX_BYTES: Final = 4 * BODY_MAX_BYTES
+"""Of one response: a result holds its content as text and as JSON, and is itself in JSON."""
+
+
+class AsyncToolFetcher:
+    """Calls one tool, as a context: unpaid, then with a payment.
+
+    Args:
+        target: the MCP server.
+        tool: the tool.
+        arguments: its arguments.
+    """
+
+    def __init__(self, target: Target, tool: str, arguments: Mapping[str, Any]) -> None:
+        self._target, self._tool, self._arguments = target, tool, arguments
+        self._stack = AsyncExitStack()
+        self._client: Client | None = None
+        self._failure: Exception | None = None
+        self._asked = ToolReply(status=0)
+
+    async def __aenter__(self) -> Self:
+        """Connect; a failure is raised by `fetch`."""
+        try:
+            found = await anyio.to_thread.run_sync(addresses_of, self._target)
+            guarded = _Guarded(self._target, allowed_address(found, self._target))
+            timeout = httpx2.Timeout(CONNECT_SECONDS, read=_START_SECONDS)
+            http = httpx2.AsyncClient(transport=guarded, timeout=timeout, trust_env=False)
+            await self._stack.enter_async_context(http)
+            streams = streamable_http_client(self._target.url, http_client=http)
+            client = Client(streams, read_timeout_seconds=_START_SECONDS, extensions=[X402Extension()])
+            self._client = await self._stack.enter_async_context(client)
+        except FetchRefusedError as error:
+            self._failure = error
+        except Exception as error:  # noqa: BLE001 - of the SDK, in groups or not
+            self._failure = self._failed(error)
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        # The SDK may fail to close a connection that is broken.
+        with suppress(Exception):
+            await self._stack.aclose()
+
+    async def fetch(self, request: PageRequest) -> FetchedPage:
+        """Return the result of the tool as a page; its headers may present a payment.
+
+        Raises:
+            FetchRefusedError: the name resolves to a private address; nothing was sent.
+            FetchFailedError: no result arrived.
+        """
+        if self._client is None:
+            raise self._failure or self._failed(TimeoutError())
+        meta: RequestParamsMeta = {}
+        for name, value in request.headers.items():
+            if name == IDEMPOTENCY_KEY:
+                continue
+            meta |= meta_of(name, value, self._asked)  # type: ignore[typeddict-item]  # its keys are open
+        try:
+            result = await self._client.call_tool(
+                self._tool,
+                dict(self._arguments),
+                read_timeout_seconds=request.read_seconds,
+                meta=meta or None,
+            )
+        except MCPError as error:
+            if error.code in _NO_REPLY:
+                raise self._failed(TimeoutError()) from None
+            reply = reply_of_error(error.code, error.message, error.data)
+            return self._page(reply, reply.body, "application/json")
+        except Exception as error:  # noqa: BLE001 - of the SDK
+            raise self._failed(error) from None
+        shown = result.model_dump(by_alias=True, exclude_none=True, mode="json")
+        reply = reply_of(shown)
+        if reply.status == 402:
+            return self._page(reply, reply.body, "application/json")
+        return self._page(reply, *_content_of(shown))
+
+    def _page(self, reply: ToolReply, body: bytes, kind: str) -> FetchedPage:
+        if reply.status == 402:
+            self._asked = reply
+        return FetchedPage(
+            status=reply.status,
+            headers=(*reply.headers, ("content-type", kind)),
+            body=body[:BODY_MAX_BYTES],
+            is_truncated=len(body) > BODY_MAX_BYTES,
+        )
+
+    def _failed(self, error: BaseException) -> FetchFailedError:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        return no_response(type(error).__name__, self._target)
+
+
+class ToolFetcher:
+    """Calls one tool, synchronously; see `AsyncToolFetcher`."""
+
+    def __init__(self, target: Target, tool: str, arguments: Mapping[str, Any]) -> None:
+        self._fetcher = AsyncToolFetcher(target, tool, arguments)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._portal = self._stack.enter_context(start_blocking_portal())
+        self._stack.enter_context(self._portal.wrap_async_context_manager(self._fetcher))
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def fetch(self, request: PageRequest) -> FetchedPage:
+        """Return the result of the tool as a page; see `AsyncToolFetcher.fetch`."""
+        return self._portal.call(self._fetcher.fetch, request)
+
+
+def _content_of(result: Mapping[str, Any]) -> tuple[bytes, str]:
+    """Return what a tool returned, for a model, and its type: the text alone if there is nothing else."""
+    content, structured = result.get("content") or [], result.get("structuredContent")
+    if structured is None and len(content) == 1 and content[0].get("type") == "text":
+        return content[0]["text"].encode("utf-8", "replace"), "text/plain"
+    whole = {"content": content} if structured is None else structured
+    return json.dumps(whole, ensure_ascii=False).encode("utf-8", "replace"), "application/json"
+
+
+class _Guarded(httpx2.AsyncBaseTransport):
+    """Connects to the checked address of one origin, and reads no endless response."""
+
+    def __init__(self, target: Target, address: str) -> None:
+        self._target, self._address = target, address
+        self._inner = httpx2.AsyncHTTPTransport(verify=shared_ssl_context(), trust_env=False)
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if site_of(str(request.url)).origin != self._target.origin:
+            raise httpx2.UnsupportedProtocol("another origin than that of the MCP server", request=request)
+        sent = httpx2.Request(
+            request.method,
+            request.url.copy_with(host=self._address),
+            headers=request.headers,
+            stream=request.stream,
+            extensions={**request.extensions, "sni_hostname": self._target.host},
+        )
+        response = await self._inner.handle_async_request(sent)
+        response.stream = _Bounded(response.stream)
+        return response
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    def __init__(self, stream: Any) -> None:  # noqa: ANN401 - of the library
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in self._stream:
+            size += len(chunk)
+            if size > _RESPONSE_MAX_BYTES:
+                raise httpx2.ReadError("the response is too large")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
