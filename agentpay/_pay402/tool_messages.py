@@ -11,11 +11,12 @@ import binascii
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
+from urllib.parse import quote, urlsplit
 
 from attrs import field, frozen
 
 from agentpay.contract.headers import is_header_value
-from agentpay.contract.json_text import print_canonical_json, print_json
+from agentpay.contract.json_text import print_canonical_json
 from agentpay.contract.tool_payments import (
     MPP_CHALLENGES,
     MPP_CODE,
@@ -52,6 +53,12 @@ class ToolReply:
     challenges: Mapping[str, Mapping[str, Any]] = field(factory=dict)
 
 
+def url_of(server: str, tool: str) -> str:
+    """Return the URL that stands for a tool: that of its MCP server, with the name of the tool."""
+    parts = urlsplit(server)
+    return parts._replace(path=f"{parts.path.rstrip('/')}/{quote(tool, safe='', errors='replace')}").geturl()
+
+
 def reply_of(result: Mapping[str, Any]) -> ToolReply:
     """Read a result of `tools/call`, as it is in JSON."""
     meta = _object(result.get("_meta"))
@@ -62,7 +69,7 @@ def reply_of(result: Mapping[str, Any]) -> ToolReply:
         if required is not None or challenges:
             return _asking(required, challenges, meta)
     if is_error:
-        return ToolReply(status=500, headers=_receipts(meta), body=print_json({"error": _first_text(result)}))
+        return ToolReply(status=500, headers=_receipts(meta), body=_json({"error": _first_text(result)}))
     return ToolReply(status=200, headers=_receipts(meta))
 
 
@@ -72,7 +79,7 @@ def reply_of_error(code: int, message: str, data: object) -> ToolReply:
     if code in _MPP_CODES and challenges:
         problem = _object(_object(data).get("problem")) or {"detail": message}
         return _asking(None, challenges, {}, problem)
-    return ToolReply(status=500, body=print_json({"error": message}))
+    return ToolReply(status=500, body=_json({"error": message}))
 
 
 def meta_of(name: str, value: str, reply: ToolReply) -> dict[str, Any]:
@@ -116,7 +123,7 @@ def _asking(
     return ToolReply(
         status=402,
         headers=(*headers, *_receipts(meta)),
-        body=b"" if body is None else print_json(body),
+        body=b"" if body is None else _json(body),
         challenges=found,
     )
 
@@ -148,6 +155,10 @@ def _is_challenge(given: object) -> bool:
     """Return whether a challenge can be read, and repeated as it came."""
     challenge = _object(given)
     texts = [challenge.get(name) for name in _PARAMETERS if challenge.get(name) is not None]
+    try:
+        print_canonical_json(challenge)
+    except (TypeError, ValueError, RecursionError):
+        return False
     return (
         isinstance(challenge.get("id"), str)
         and isinstance(challenge.get("request"), Mapping)
@@ -178,10 +189,16 @@ def _object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def _json(content: object) -> bytes:
+    """Return JSON with numbers as the SDK has parsed them, floats too; nothing if it nests too deep."""
+    try:
+        return json.dumps(content, separators=(",", ":"), default=dict).encode("ascii")
+    except RecursionError:
+        return b""
+
+
 def _encoded(content: object) -> str:
-    # Numbers as the SDK has parsed them: floats too.
-    text = json.dumps(content, separators=(",", ":"), default=dict)
-    return base64.b64encode(text.encode("ascii")).decode("ascii")
+    return base64.b64encode(_json(content)).decode("ascii")
 
 
 def _encoded_for_url(content: object) -> str:

@@ -149,9 +149,14 @@ class AgentPayRuntime(PaymentRuntime):
         if "error" in event:
             held[0].end()
         else:
-            held[0].deliver()
+            purchase = held[0]
+            purchase.deliver()
             if event["response"].is_success:
-                watch(event["response"], held[0].end)
+
+                async def broken_off() -> None:
+                    purchase.end()
+
+                watch(event["response"], broken_off)
 
 
 def _as_sent(challenge: Challenge) -> str:
