@@ -21,7 +21,7 @@ from anyio.from_thread import start_blocking_portal
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, CallToolResult, RequestParamsMeta
+from mcp_types import CallToolResult, RequestParamsMeta
 
 from agentpay._http.clients import shared_ssl_context
 from agentpay._pay402.fetching import (
@@ -39,10 +39,7 @@ from agentpay._pay402.fetching import (
 from agentpay._pay402.messages import IDEMPOTENCY_KEY
 from agentpay._pay402.tool_messages import ToolReply, meta_of, reply_of, reply_of_error
 from agentpay.contract.ext.payments import site_of
-from agentpay.mcp.paying import X402Extension
-
-_NO_REPLY: Final = (CONNECTION_CLOSED, REQUEST_TIMEOUT)
-"""The codes of the SDK's own errors: the connection was closed, or the reply did not come in time."""
+from agentpay.mcp.paying import NO_REPLY, X402Extension
 
 _START_SECONDS: Final = 20.0
 """How long connecting may take, and the first messages."""
@@ -126,7 +123,7 @@ class AsyncToolFetcher:
                     meta=meta or None,
                 )
         except MCPError as error:
-            if error.code in _NO_REPLY:
+            if error.code in NO_REPLY:
                 raise self._failed(TimeoutError()) from None
             reply = reply_of_error(error.code, error.message, error.data)
             return self._page(reply, reply.body, "application/json")

@@ -30,7 +30,7 @@ from agentpay.payments import READ_TIMEOUT_SECONDS, PaymentRecord
 if TYPE_CHECKING:
     from agentpay._async.client import AsyncAgentPay
 
-_NO_REPLY: Final = (CONNECTION_CLOSED, REQUEST_TIMEOUT)
+NO_REPLY: Final = (CONNECTION_CLOSED, REQUEST_TIMEOUT)
 """The codes of the SDK's own errors: the connection was closed, or the reply did not come in time."""
 
 
@@ -189,7 +189,7 @@ class PaidTools:
                 # Those of pydantic take no attribute.
                 with suppress(AttributeError):
                     error.payment = record  # type: ignore[attr-defined]
-                if not isinstance(error, MCPError) or error.code in _NO_REPLY:
+                if not isinstance(error, MCPError) or error.code in NO_REPLY:
                     raise
                 outcome, reply = error, reply_of_error(error.code, error.message, error.data)
             response = call_response(sent, reply.status, reply.headers, reply.body)

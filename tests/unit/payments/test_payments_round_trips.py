@@ -382,5 +382,5 @@ def test_escapes_are_parsed_as_by_pympp(text: str) -> None:
         expected: str | None = parse_www_authenticate(value).id
     except ParseError:
         expected = None
-    (parameters,) = mpp._challenges(value)
+    (parameters,) = mpp.challenges_in(value)
     assert dict(parameters)["id"] == expected
