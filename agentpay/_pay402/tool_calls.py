@@ -65,7 +65,6 @@ class AsyncToolFetcher:
         self._stack = AsyncExitStack()
         self._client: Client | None = None
         self._failure: Exception | None = None
-        self._asked = ToolReply(status=0)
 
     async def __aenter__(self) -> Self:
         """Connect; a failure is raised by `fetch`."""
@@ -113,7 +112,7 @@ class AsyncToolFetcher:
         for name, value in request.headers.items():
             if name == IDEMPOTENCY_KEY:
                 continue
-            meta |= meta_of(name, value, self._asked)  # type: ignore[typeddict-item]  # its keys are open
+            meta |= meta_of(name, value)  # type: ignore[typeddict-item]  # its keys are open
         try:
             with anyio.fail_after(CONNECT_SECONDS + request.read_seconds):
                 result = await self._client.call_tool(
@@ -136,8 +135,6 @@ class AsyncToolFetcher:
         return self._page(reply, *_content_of(shown))
 
     def _page(self, reply: ToolReply, body: bytes, kind: str) -> FetchedPage:
-        if reply.status == 402:
-            self._asked = reply
         return FetchedPage(
             status=reply.status,
             headers=(*reply.headers, ("content-type", kind)),

@@ -7,13 +7,12 @@ the header that presents a payment becomes an entry of `_meta`.
 """
 
 import base64
-import binascii
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from attrs import field, frozen
+from attrs import frozen
 
 from agentpay.contract.headers import is_header_value
 from agentpay.contract.json_text import print_canonical_json
@@ -33,6 +32,9 @@ _X402_ERROR: Final = "x402/error"
 """Where older servers of x402 put the challenge, in `_meta`."""
 
 _PARAMETERS: Final = ("id", "realm", "method", "intent", "expires", "digest")
+_OBJECTS: Final = ("request", "opaque")
+"""The parameters that are JSON, encoded in a header."""
+
 _X402_HEADERS: Final = ("payment-signature", "x-payment")
 
 
@@ -44,13 +46,11 @@ class ToolReply:
         status: 402 if it asks for payment, 500 if it is an error, else 200.
         headers: its challenges or its receipt.
         body: what an error says, or the challenge of x402 version 1.
-        challenges: the challenges of MPP, by their `id`: a payment repeats one of them as it came.
     """
 
     status: int
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
-    challenges: Mapping[str, Mapping[str, Any]] = field(factory=dict)
 
 
 def url_of(server: str, tool: str) -> str:
@@ -82,27 +82,14 @@ def reply_of_error(code: int, message: str, data: object) -> ToolReply:
     return ToolReply(status=500, body=_json({"error": message}))
 
 
-def meta_of(name: str, value: str, reply: ToolReply) -> dict[str, Any]:
-    """Return the entries of `_meta` that present a payment.
-
-    Args:
-        name: the header field that presents it over HTTP.
-        value: its value.
-        reply: the result that asked for it.
-
-    Raises:
-        ValueError: the payment has no form in MCP.
-    """
+def meta_of(name: str, value: str) -> dict[str, Any]:
+    """Return the entries of `_meta` that present a payment, from the header field that does so over HTTP."""
     if name.lower() in _X402_HEADERS:
         return {X402_PAYMENT: _decoded(value)}
-    scheme, _, credential = value.partition(" ")
-    if scheme.lower() != "payment":
-        raise ValueError(f"a payment in the header {name} has no form in MCP")
-    paid = _decoded(credential)
-    asked = reply.challenges.get(str(_object(paid.get("challenge")).get("id")))
-    if asked is None:
-        raise ValueError("the payment answers another challenge than those of this tool")
-    return {MPP_PAYMENT: {**paid, "challenge": asked}}
+    paid = _decoded(value.partition(" ")[2])
+    challenge = dict(paid["challenge"])
+    challenge |= {each: _decoded(challenge[each]) for each in _OBJECTS if each in challenge}
+    return {MPP_PAYMENT: {**paid, "challenge": challenge}}
 
 
 def _asking(
@@ -118,13 +105,11 @@ def _asking(
         else:
             headers.append(("payment-required", _encoded(required)))
     given: Iterable[Any] = challenges if isinstance(challenges, list) else ()
-    found = {each["id"]: each for each in given if _is_challenge(each)}
-    headers += (("www-authenticate", header) for header in map(_challenge_header, found.values()))
+    headers += (("www-authenticate", _challenge_header(each)) for each in given if _is_challenge(each))
     return ToolReply(
         status=402,
         headers=(*headers, *_receipts(meta)),
         body=b"" if body is None else _json(body),
-        challenges=found,
     )
 
 
@@ -168,7 +153,7 @@ def _is_challenge(given: object) -> bool:
 
 def _challenge_header(challenge: Mapping[str, Any]) -> str:
     given = {name: challenge[name] for name in _PARAMETERS if challenge.get(name) is not None}
-    objects = {name: challenge[name] for name in ("request", "opaque") if challenge.get(name) is not None}
+    objects = {name: challenge[name] for name in _OBJECTS if challenge.get(name) is not None}
     given |= {name: _encoded_for_url(value) for name, value in objects.items()}
     return "Payment " + ", ".join(f"{name}={_quoted(value)}" for name, value in given.items())
 
@@ -205,10 +190,6 @@ def _encoded_for_url(content: object) -> str:
     return base64.urlsafe_b64encode(print_canonical_json(content)).rstrip(b"=").decode("ascii")
 
 
-def _decoded(value: str) -> dict[str, Any]:
-    text = value.strip().rstrip("=").replace("-", "+").replace("_", "/")
-    try:
-        decoded = json.loads(base64.b64decode(text + "=" * (-len(text) % 4), validate=True))
-    except (binascii.Error, ValueError) as error:
-        raise ValueError("the payment cannot be read") from error
-    return dict(_object(decoded))
+def _decoded(value: str) -> Any:  # noqa: ANN401 - JSON
+    text = value.rstrip("=").replace("-", "+").replace("_", "/")
+    return json.loads(base64.b64decode(text + "=" * (-len(text) % 4), validate=True))

@@ -23,7 +23,7 @@ from agentpay._calls.arguments import usdc
 from agentpay._http.clients import call_request, call_response
 from agentpay._pay402._async.payment_auth import AsyncPayer
 from agentpay._pay402.challenges import origin_of
-from agentpay._pay402.tool_messages import ToolReply, meta_of, reply_of, reply_of_error, url_of
+from agentpay._pay402.tool_messages import meta_of, reply_of, reply_of_error, url_of
 from agentpay.contract.tool_payments import MPP_PAYMENT, PAYMENT_REQUIRED, X402_EXTENSION, X402_PAYMENT
 from agentpay.payments import READ_TIMEOUT_SECONDS, PaymentRecord
 
@@ -173,12 +173,11 @@ class PaidTools:
         options: dict[str, Any],
     ) -> PaidToolResult:
         """Make each call that the flow asks for, and return the last result."""
-        sent, reply = await anext(flow), ToolReply(status=0)
+        sent = await anext(flow)
         while True:
             record, call = sent.extensions.get("payment"), {**options, "meta": meta or None}
             if record is not None:
-                header, value = sent.headers.presented[0]
-                call["meta"] = {**meta, **meta_of(header, value, reply)}
+                call["meta"] = {**meta, **meta_of(*sent.headers.presented[0])}
                 asked = options.get("read_timeout_seconds") or 0.0
                 call["read_timeout_seconds"] = max(asked, self._read_timeout)
             outcome: CallToolResult | MCPError

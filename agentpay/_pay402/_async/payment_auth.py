@@ -296,7 +296,7 @@ class AsyncPayer:
         if 200 <= response.status_code < 400:
             purchase.deliver()
             if response.is_success:
-                watch(response, partial(self._broken_off, purchase, paid))
+                watch(response, partial(self.broken_off, purchase, paid))
             return
         if response.status_code != 402 and not purchase.is_joined:
             return
@@ -311,7 +311,7 @@ class AsyncPayer:
         reason = refusal_reason(response.headers.multi_items(), body)
         raise self._refused(kind, response, purchase, paid, reason=reason, body=body)
 
-    async def _broken_off(self, purchase: Purchase, paid: Payment | SessionStep) -> None:
+    async def broken_off(self, purchase: Purchase, paid: Payment | SessionStep) -> None:
         """Note that a body broke off; of a voucher, the response is reported already."""
         purchase.end()
         if isinstance(paid, Payment) and self._is_news(paid, is_delivered=False):
