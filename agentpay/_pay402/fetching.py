@@ -15,6 +15,7 @@ from urllib.parse import urljoin, urlsplit
 from attrs import frozen
 
 from agentpay._http.clients import page_client
+from agentpay._pay402.tool_messages import url_of
 from agentpay.contract.addresses import is_public
 from agentpay.contract.ext.payments import Site, site_of
 from agentpay.contract.headers import is_header_name, is_header_value
@@ -119,7 +120,7 @@ class PageRequest:
     @property
     def sold_at(self) -> str:
         """The URL of what is bought: of a tool, that of its MCP server with the name of the tool."""
-        return self.target.url if self.tool is None else f"{self.target.url.rstrip('/')}/{self.tool}"
+        return self.target.url if self.tool is None else url_of(self.target.url, self.tool)
 
 
 @frozen(kw_only=True)

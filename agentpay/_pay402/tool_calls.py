@@ -8,6 +8,7 @@ tool is returned as the page that a seller over HTTP would have sent.
 # pyright: reportMissingImports=false
 
 import json
+import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, suppress
 from types import TracebackType
@@ -20,7 +21,7 @@ from anyio.from_thread import start_blocking_portal
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, RequestParamsMeta
+from mcp_types import CallToolResult, RequestParamsMeta
 
 from agentpay._http.clients import shared_ssl_context
 from agentpay._pay402.fetching import (
@@ -38,13 +39,13 @@ from agentpay._pay402.fetching import (
 from agentpay._pay402.messages import IDEMPOTENCY_KEY
 from agentpay._pay402.tool_messages import ToolReply, meta_of, reply_of, reply_of_error
 from agentpay.contract.ext.payments import site_of
-from agentpay.mcp.paying import X402Extension
-
-_NO_REPLY: Final = (CONNECTION_CLOSED, REQUEST_TIMEOUT)
-"""The codes of the SDK's own errors: the connection was closed, or the reply did not come in time."""
+from agentpay.mcp.paying import NO_REPLY, X402Extension
 
 _START_SECONDS: Final = 20.0
-"""How long the server may take to respond to the first message."""
+"""How long connecting may take, and the first messages."""
+
+_END_SECONDS: Final = 5.0
+"""How long the server may take to end the session."""
 
 _RESPONSE_MAX_BYTES: Final = 4 * BODY_MAX_BYTES
 """Of one response: a result holds its content as text and as JSON, and is itself in JSON."""
@@ -64,7 +65,6 @@ class AsyncToolFetcher:
         self._stack = AsyncExitStack()
         self._client: Client | None = None
         self._failure: Exception | None = None
-        self._asked = ToolReply(status=0)
 
     async def __aenter__(self) -> Self:
         """Connect; a failure is raised by `fetch`."""
@@ -72,11 +72,18 @@ class AsyncToolFetcher:
             found = await anyio.to_thread.run_sync(addresses_of, self._target)
             guarded = _Guarded(self._target, allowed_address(found, self._target))
             timeout = httpx2.Timeout(CONNECT_SECONDS, read=_START_SECONDS)
-            http = httpx2.AsyncClient(transport=guarded, timeout=timeout, trust_env=False)
-            await self._stack.enter_async_context(http)
-            streams = streamable_http_client(self._target.url, http_client=http)
-            client = Client(streams, read_timeout_seconds=_START_SECONDS, extensions=[X402Extension()])
-            self._client = await self._stack.enter_async_context(client)
+            async with AsyncExitStack() as stack:
+                # Around what the SDK waits for, however slowly each part arrives.
+                self._scope = stack.enter_context(anyio.move_on_after(_START_SECONDS))
+                http = httpx2.AsyncClient(transport=guarded, timeout=timeout, trust_env=False)
+                await stack.enter_async_context(http)
+                streams = streamable_http_client(self._target.url, http_client=http)
+                client = Client(streams, read_timeout_seconds=_START_SECONDS, extensions=[X402Extension()])
+                self._client = await stack.enter_async_context(client)
+                # Otherwise the SDK drops a paid result that breaks the tool's schema, or if no list comes.
+                self._client.session.validate_tool_result = _unchecked  # type: ignore[assignment,method-assign]
+                self._scope.deadline = math.inf
+                self._stack = stack.pop_all()
         except FetchRefusedError as error:
             self._failure = error
         except Exception as error:  # noqa: BLE001 - of the SDK, in groups or not
@@ -87,6 +94,8 @@ class AsyncToolFetcher:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         # The SDK may fail to close a connection that is broken.
+        if self._client is not None:
+            self._scope.deadline = anyio.current_time() + _END_SECONDS
         with suppress(Exception):
             await self._stack.aclose()
 
@@ -103,16 +112,17 @@ class AsyncToolFetcher:
         for name, value in request.headers.items():
             if name == IDEMPOTENCY_KEY:
                 continue
-            meta |= meta_of(name, value, self._asked)  # type: ignore[typeddict-item]  # its keys are open
+            meta |= meta_of(name, value)  # type: ignore[typeddict-item]  # its keys are open
         try:
-            result = await self._client.call_tool(
-                self._tool,
-                dict(self._arguments),
-                read_timeout_seconds=request.read_seconds,
-                meta=meta or None,
-            )
+            with anyio.fail_after(CONNECT_SECONDS + request.read_seconds):
+                result = await self._client.call_tool(
+                    self._tool,
+                    dict(self._arguments),
+                    read_timeout_seconds=request.read_seconds,
+                    meta=meta or None,
+                )
         except MCPError as error:
-            if error.code in _NO_REPLY:
+            if error.code in NO_REPLY:
                 raise self._failed(TimeoutError()) from None
             reply = reply_of_error(error.code, error.message, error.data)
             return self._page(reply, reply.body, "application/json")
@@ -125,8 +135,6 @@ class AsyncToolFetcher:
         return self._page(reply, *_content_of(shown))
 
     def _page(self, reply: ToolReply, body: bytes, kind: str) -> FetchedPage:
-        if reply.status == 402:
-            self._asked = reply
         return FetchedPage(
             status=reply.status,
             headers=(*reply.headers, ("content-type", kind)),
@@ -145,11 +153,12 @@ class ToolFetcher:
 
     def __init__(self, target: Target, tool: str, arguments: Mapping[str, Any]) -> None:
         self._fetcher = AsyncToolFetcher(target, tool, arguments)
-        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        self._portal = self._stack.enter_context(start_blocking_portal())
-        self._stack.enter_context(self._portal.wrap_async_context_manager(self._fetcher))
+        with ExitStack() as stack:
+            self._portal = stack.enter_context(start_blocking_portal())
+            stack.enter_context(self._portal.wrap_async_context_manager(self._fetcher))
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
@@ -160,6 +169,10 @@ class ToolFetcher:
     def fetch(self, request: PageRequest) -> FetchedPage:
         """Return the result of the tool as a page; see `AsyncToolFetcher.fetch`."""
         return self._portal.call(self._fetcher.fetch, request)
+
+
+async def _unchecked(_name: str, _result: CallToolResult) -> None:
+    """Take a result as it is: a model reads it as text."""
 
 
 def _content_of(result: Mapping[str, Any]) -> tuple[bytes, str]:
@@ -188,7 +201,10 @@ class _Guarded(httpx2.AsyncBaseTransport):
             stream=request.stream,
             extensions={**request.extensions, "sni_hostname": self._target.host},
         )
+        sent.headers["accept-encoding"] = "identity"
         response = await self._inner.handle_async_request(sent)
+        # Decompressed, a small response can fill the memory.
+        response.headers.pop("content-encoding", None)
         response.stream = _Bounded(response.stream)
         return response
 

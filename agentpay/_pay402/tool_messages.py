@@ -7,15 +7,15 @@ the header that presents a payment becomes an entry of `_meta`.
 """
 
 import base64
-import binascii
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
+from urllib.parse import quote, urlsplit
 
-from attrs import field, frozen
+from attrs import frozen
 
 from agentpay.contract.headers import is_header_value
-from agentpay.contract.json_text import print_canonical_json, print_json
+from agentpay.contract.json_text import print_canonical_json
 from agentpay.contract.tool_payments import (
     MPP_CHALLENGES,
     MPP_CODE,
@@ -32,6 +32,9 @@ _X402_ERROR: Final = "x402/error"
 """Where older servers of x402 put the challenge, in `_meta`."""
 
 _PARAMETERS: Final = ("id", "realm", "method", "intent", "expires", "digest")
+_OBJECTS: Final = ("request", "opaque")
+"""The parameters that are JSON, encoded in a header."""
+
 _X402_HEADERS: Final = ("payment-signature", "x-payment")
 
 
@@ -43,13 +46,17 @@ class ToolReply:
         status: 402 if it asks for payment, 500 if it is an error, else 200.
         headers: its challenges or its receipt.
         body: what an error says, or the challenge of x402 version 1.
-        challenges: the challenges of MPP, by their `id`: a payment repeats one of them as it came.
     """
 
     status: int
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
-    challenges: Mapping[str, Mapping[str, Any]] = field(factory=dict)
+
+
+def url_of(server: str, tool: str) -> str:
+    """Return the URL that stands for a tool: that of its MCP server, with the name of the tool."""
+    parts = urlsplit(server)
+    return parts._replace(path=f"{parts.path.rstrip('/')}/{quote(tool, safe='', errors='replace')}").geturl()
 
 
 def reply_of(result: Mapping[str, Any]) -> ToolReply:
@@ -62,7 +69,7 @@ def reply_of(result: Mapping[str, Any]) -> ToolReply:
         if required is not None or challenges:
             return _asking(required, challenges, meta)
     if is_error:
-        return ToolReply(status=500, headers=_receipts(meta), body=print_json({"error": _first_text(result)}))
+        return ToolReply(status=500, headers=_receipts(meta), body=_json({"error": _first_text(result)}))
     return ToolReply(status=200, headers=_receipts(meta))
 
 
@@ -72,30 +79,17 @@ def reply_of_error(code: int, message: str, data: object) -> ToolReply:
     if code in _MPP_CODES and challenges:
         problem = _object(_object(data).get("problem")) or {"detail": message}
         return _asking(None, challenges, {}, problem)
-    return ToolReply(status=500, body=print_json({"error": message}))
+    return ToolReply(status=500, body=_json({"error": message}))
 
 
-def meta_of(name: str, value: str, reply: ToolReply) -> dict[str, Any]:
-    """Return the entries of `_meta` that present a payment.
-
-    Args:
-        name: the header field that presents it over HTTP.
-        value: its value.
-        reply: the result that asked for it.
-
-    Raises:
-        ValueError: the payment has no form in MCP.
-    """
+def meta_of(name: str, value: str) -> dict[str, Any]:
+    """Return the entries of `_meta` that present a payment, from the header field that does so over HTTP."""
     if name.lower() in _X402_HEADERS:
         return {X402_PAYMENT: _decoded(value)}
-    scheme, _, credential = value.partition(" ")
-    if scheme.lower() != "payment":
-        raise ValueError(f"a payment in the header {name} has no form in MCP")
-    paid = _decoded(credential)
-    asked = reply.challenges.get(str(_object(paid.get("challenge")).get("id")))
-    if asked is None:
-        raise ValueError("the payment answers another challenge than those of this tool")
-    return {MPP_PAYMENT: {**paid, "challenge": asked}}
+    paid = _decoded(value.partition(" ")[2])
+    challenge = dict(paid["challenge"])
+    challenge |= {each: _decoded(challenge[each]) for each in _OBJECTS if each in challenge}
+    return {MPP_PAYMENT: {**paid, "challenge": challenge}}
 
 
 def _asking(
@@ -111,13 +105,11 @@ def _asking(
         else:
             headers.append(("payment-required", _encoded(required)))
     given: Iterable[Any] = challenges if isinstance(challenges, list) else ()
-    found = {each["id"]: each for each in given if _is_challenge(each)}
-    headers += (("www-authenticate", header) for header in map(_challenge_header, found.values()))
+    headers += (("www-authenticate", _challenge_header(each)) for each in given if _is_challenge(each))
     return ToolReply(
         status=402,
         headers=(*headers, *_receipts(meta)),
-        body=b"" if body is None else print_json(body),
-        challenges=found,
+        body=b"" if body is None else _json(body),
     )
 
 
@@ -148,6 +140,10 @@ def _is_challenge(given: object) -> bool:
     """Return whether a challenge can be read, and repeated as it came."""
     challenge = _object(given)
     texts = [challenge.get(name) for name in _PARAMETERS if challenge.get(name) is not None]
+    try:
+        print_canonical_json(challenge)
+    except (TypeError, ValueError, RecursionError):
+        return False
     return (
         isinstance(challenge.get("id"), str)
         and isinstance(challenge.get("request"), Mapping)
@@ -157,7 +153,7 @@ def _is_challenge(given: object) -> bool:
 
 def _challenge_header(challenge: Mapping[str, Any]) -> str:
     given = {name: challenge[name] for name in _PARAMETERS if challenge.get(name) is not None}
-    objects = {name: challenge[name] for name in ("request", "opaque") if challenge.get(name) is not None}
+    objects = {name: challenge[name] for name in _OBJECTS if challenge.get(name) is not None}
     given |= {name: _encoded_for_url(value) for name, value in objects.items()}
     return "Payment " + ", ".join(f"{name}={_quoted(value)}" for name, value in given.items())
 
@@ -178,20 +174,22 @@ def _object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def _json(content: object) -> bytes:
+    """Return JSON with numbers as the SDK has parsed them, floats too; nothing if it nests too deep."""
+    try:
+        return json.dumps(content, separators=(",", ":"), default=dict).encode("ascii")
+    except RecursionError:
+        return b""
+
+
 def _encoded(content: object) -> str:
-    # Numbers as the SDK has parsed them: floats too.
-    text = json.dumps(content, separators=(",", ":"), default=dict)
-    return base64.b64encode(text.encode("ascii")).decode("ascii")
+    return base64.b64encode(_json(content)).decode("ascii")
 
 
 def _encoded_for_url(content: object) -> str:
     return base64.urlsafe_b64encode(print_canonical_json(content)).rstrip(b"=").decode("ascii")
 
 
-def _decoded(value: str) -> dict[str, Any]:
-    text = value.strip().rstrip("=").replace("-", "+").replace("_", "/")
-    try:
-        decoded = json.loads(base64.b64decode(text + "=" * (-len(text) % 4), validate=True))
-    except (binascii.Error, ValueError) as error:
-        raise ValueError("the payment cannot be read") from error
-    return dict(_object(decoded))
+def _decoded(value: str) -> Any:  # noqa: ANN401 - JSON
+    text = value.rstrip("=").replace("-", "+").replace("_", "/")
+    return json.loads(base64.b64decode(text + "=" * (-len(text) % 4), validate=True))

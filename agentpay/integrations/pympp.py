@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import asdict
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentpay._async.client import AsyncAgentPay
@@ -23,6 +24,7 @@ from agentpay._pay402._async.payment_auth import AsyncPayer
 from agentpay._pay402.challenges import challenge_of
 from agentpay._pay402.messages import is_stream
 from agentpay._pay402.undelivered import Purchase
+from agentpay.contract.ext.payments import Payment, SessionStep
 from agentpay.errors import ConfigurationError
 
 with needing("agentpay.integrations.pympp", package="pympp"):
@@ -86,7 +88,7 @@ class AgentPayRuntime(PaymentRuntime):
         charge = Method(name="solana", intent="charge", request_model=_Open, payload_model=_Open)
         ours = ClientMethod(method=charge, create_credential=self._pay)
         # By key, each with the task that presents it.
-        self._in_flight: dict[str, tuple[Purchase, asyncio.Task[Any] | None]] = {}
+        self._in_flight: dict[str, tuple[Purchase, asyncio.Task[Any] | None, Payment | SessionStep]] = {}
         super().__init__([ours, *methods], events=events)
         for name in (PAYMENT_RESPONSE, PAYMENT_FAILED):
             self.events.on(name, self._ended)
@@ -126,7 +128,7 @@ class AgentPayRuntime(PaymentRuntime):
             raise
         finally:
             request.extensions["payment_key"] = purchase.key
-        self._in_flight[purchase.key] = purchase, asyncio.current_task()
+        self._in_flight[purchase.key] = purchase, asyncio.current_task(), paid
         assert paid.header is not None  # noqa: S101 - else it waits for approval
         return paid.header.value
 
@@ -135,7 +137,7 @@ class AgentPayRuntime(PaymentRuntime):
         task = asyncio.current_task()
         # pympp asks again for the credential of the same request.
         self._in_flight.pop(request.extensions.get("payment_key"), None)
-        for key, (earlier, owner) in list(self._in_flight.items()):
+        for key, (earlier, owner, _) in list(self._in_flight.items()):
             # It does not report requests that end in 402 or another client error. They have ended once
             # their task is done, or sends another one.
             if owner is None or owner is task or owner.done():
@@ -151,7 +153,7 @@ class AgentPayRuntime(PaymentRuntime):
         else:
             held[0].deliver()
             if event["response"].is_success:
-                watch(event["response"], held[0].end)
+                watch(event["response"], partial(self._payer.broken_off, held[0], held[2]))
 
 
 def _as_sent(challenge: Challenge) -> str:

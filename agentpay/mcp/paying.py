@@ -9,7 +9,7 @@ twice: the rules are those of `agentpay.payments`, for a call of a tool in place
 
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -23,14 +23,14 @@ from agentpay._calls.arguments import usdc
 from agentpay._http.clients import call_request, call_response
 from agentpay._pay402._async.payment_auth import AsyncPayer
 from agentpay._pay402.challenges import origin_of
-from agentpay._pay402.tool_messages import ToolReply, meta_of, reply_of, reply_of_error
+from agentpay._pay402.tool_messages import meta_of, reply_of, reply_of_error, url_of
 from agentpay.contract.tool_payments import MPP_PAYMENT, PAYMENT_REQUIRED, X402_EXTENSION, X402_PAYMENT
 from agentpay.payments import READ_TIMEOUT_SECONDS, PaymentRecord
 
 if TYPE_CHECKING:
     from agentpay._async.client import AsyncAgentPay
 
-_NO_REPLY: Final = (CONNECTION_CLOSED, REQUEST_TIMEOUT)
+NO_REPLY: Final = (CONNECTION_CLOSED, REQUEST_TIMEOUT)
 """The codes of the SDK's own errors: the connection was closed, or the reply did not come in time."""
 
 
@@ -120,7 +120,7 @@ class PaidTools:
             TypeError: `max_amount` is a float.
         """
         origin_of(url)
-        self._session, self._url, self._read_timeout = session, url.rstrip("/"), read_timeout
+        self._session, self._url, self._read_timeout = session, url, read_timeout
         self._payer = AsyncPayer(
             client=client,
             account_id=account_id,
@@ -149,8 +149,8 @@ class PaidTools:
             **options: those of the SDK's `call_tool`, such as `read_timeout_seconds`.
 
         Raises:
-            MCPError: as the SDK raises it. If a payment was presented, its attribute `payment` has the
-                record: call again with the same `payment_ref` to present it again.
+            MCPError, RuntimeError: as the SDK raises them. If a payment was presented, the attribute
+                `payment` has the record: call again with the same `payment_ref` to present it again.
             PaidNotDeliveredError: the tool asks again for a payment that has settled.
             PaymentRefusedError: the tool refuses the payment, which may still settle.
             PaymentPendingApprovalError: a person must approve the payment first.
@@ -158,7 +158,7 @@ class PaidTools:
         """
         content = json.dumps({"tool": name, "arguments": arguments or {}}, sort_keys=True).encode()
         key = {} if payment_ref is None else {"payment_key": payment_ref}
-        request = call_request(f"{self._url}/{name}", content, key)
+        request = call_request(url_of(self._url, name), content, key)
         if meta and not meta.keys().isdisjoint((X402_PAYMENT, MPP_PAYMENT)):
             return PaidToolResult(result=await self._session.call_tool(name, arguments, meta=meta, **options))
         async with aclosing(self._payer.auth_flow(request)) as flow:
@@ -173,21 +173,22 @@ class PaidTools:
         options: dict[str, Any],
     ) -> PaidToolResult:
         """Make each call that the flow asks for, and return the last result."""
-        sent, reply = await anext(flow), ToolReply(status=0)
+        sent = await anext(flow)
         while True:
             record, call = sent.extensions.get("payment"), {**options, "meta": meta or None}
             if record is not None:
-                header, value = sent.headers.presented[0]
-                call["meta"] = {**meta, **meta_of(header, value, reply)}
+                call["meta"] = {**meta, **meta_of(*sent.headers.presented[0])}
                 asked = options.get("read_timeout_seconds") or 0.0
                 call["read_timeout_seconds"] = max(asked, self._read_timeout)
             outcome: CallToolResult | MCPError
             try:
                 outcome = result = await self._session.call_tool(name, arguments, **call)
                 reply = reply_of(result.model_dump(by_alias=True, exclude_none=True, mode="json"))
-            except MCPError as error:
-                error.payment = record  # type: ignore[attr-defined]
-                if error.code in _NO_REPLY:
+            except Exception as error:
+                # Those of pydantic take no attribute.
+                with suppress(AttributeError):
+                    error.payment = record  # type: ignore[attr-defined]
+                if not isinstance(error, MCPError) or error.code in NO_REPLY:
                     raise
                 outcome, reply = error, reply_of_error(error.code, error.message, error.data)
             response = call_response(sent, reply.status, reply.headers, reply.body)

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from decimal import Decimal
 from typing import Any
+from urllib.parse import quote
 
+import bounds
 import pytest
 from awaited import Awaited, sync_and_async
 from mcp import Client, StdioServerParameters
@@ -274,6 +276,87 @@ def test_an_unreadable_challenge_is_never_paid(server: AgentPayServer, bot: str,
     assert spent(server, bot) == 0
 
 
+class Odd:
+    """A session that replaces the reply to a paid call."""
+
+    def __init__(self, session: Any, reply: Any) -> None:
+        self.session, self.reply = session, reply
+
+    async def call_tool(self, *given: Any, meta: Any = None, **options: Any) -> Any:
+        result = await self.session.call_tool(*given, meta=meta, **options)
+        if meta is None:
+            return result
+        if isinstance(self.reply, Exception):
+            raise self.reply
+        return CallToolResult.model_validate(self.reply, by_name=False)
+
+
+def refused(text: str = "", challenges: Any = None, **content: Any) -> dict[str, Any]:
+    meta = {"org.paymentauth/payment-required": {"challenges": challenges}}
+    parts = [{"type": "text", "text": text}]
+    return {"content": parts, "isError": True, "structuredContent": content, "_meta": meta}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        refused(x402Version=1, accepts=[0.5]),
+        refused(x402Version=True, accepts=[{"a": 1e300}]),
+        refused('{"x402Version": 1, "accepts": [NaN]}'),
+        refused('{"x402Version": 1, "accepts": ["\\ud800"], "error": "\\ud800"}'),
+        refused('{"x402Version": 1, "accepts": ' + "[" * 900 + "]" * 900 + "}"),
+        refused(x402Version=2, accepts=["x" * 1000] * 1000),
+        refused(challenges=[{**CHALLENGE, "request": {"amount": 0.5}}]),
+        refused(challenges=[{**CHALLENGE, "opaque": 0.5}, CHALLENGE, CHALLENGE]),
+        refused(challenges=[{**CHALLENGE, "realm": ["r"]}]),
+        MCPError(-32042, "again", {"challenges": [{**CHALLENGE, "request": {"a": 0.5}}]}),
+        MCPError(-32042, "again", {"challenges": [CHALLENGE], "problem": {"a": 0.5}}),
+        MCPError(-32042, "again", [1]),
+        RuntimeError("it has an output schema, but did not return structured content"),
+    ],
+)
+def test_an_odd_reply_to_a_payment_is_told_with_the_payment(
+    server: AgentPayServer, bot: str, paywall: Paywall, reply: Any
+) -> None:
+    async def buy(tools: PaidTools) -> str:
+        odd = PaidTools(
+            Odd(tools._session, reply), server.async_agent_client(bot), url=URL, max_amount="0.05"
+        )
+        try:
+            bought = await forecast(odd)
+        except errors.PaymentRefusedError as error:
+            return str(error.transfer_id)
+        except (MCPError, RuntimeError) as error:
+            return str(error.payment.transfer_id)  # type: ignore[union-attr]
+        assert bought.result.is_error
+        return str(bought.payment and bought.payment.transfer_id)
+
+    transfer_id = with_tools(server, bot, paywall.mcp_server(), buy)
+    listed = server.client().payments.list(status="undelivered").data
+    assert [each.transfer_id for each in listed] == [transfer_id]
+    assert spent(server, bot) == PRICE
+
+
+@pytest.mark.parametrize("name", ["a/b", "a?b", "a#b", "../../b", "a b\n", "\xe9"])
+def test_the_url_of_a_payment_names_the_tool(
+    server: AgentPayServer, bot: str, paywall: Paywall, name: str
+) -> None:
+    class Named:
+        def __init__(self, session: Any) -> None:
+            self.session = session
+
+        async def call_tool(self, called: str, *given: Any, **options: Any) -> Any:
+            assert called == name
+            return await self.session.call_tool("forecast", *given, **options)
+
+    async def buy(tools: PaidTools) -> PaidToolResult:
+        named = PaidTools(Named(tools._session), server.async_agent_client(bot), url=f"{URL}?key=secret")
+        return await named.call_tool(name)
+
+    bought = with_tools(server, bot, paywall.mcp_server(), buy)
+    assert bought.payment.payment.url == f"{URL}/{quote(name, safe='')}"
+
+
 # --- The tool of a model
 
 
@@ -322,3 +405,58 @@ def test_a_model_is_told_what_was_not_paid_and_why(
     lost = call()
     assert (lost.status, lost.may_retry_with_same_ref) == ("paid_not_delivered", True)
     assert spent(server, bot) == PRICE
+
+
+@pytest.mark.parametrize("hanging", ["server/discover", "tools/list", "DELETE"])
+def test_a_server_that_never_ends_a_response_ends_the_call(
+    server: AgentPayServer, bot: str, monkeypatch: pytest.MonkeyPatch, hanging: str
+) -> None:
+    bounds.shorten(monkeypatch, tool_call_starts_seconds=2.0, tool_call_ends_seconds=0.2)
+    results: dict[str, Any] = {
+        "initialize": {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "slow", "version": "1"},
+        },
+        "tools/call": {"content": [{"type": "text", "text": "blue"}]},
+    }
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                size = next((line for line in head.split("\r\n") if line.startswith("content-length")), ":0")
+                body = await reader.readexactly(int(size.partition(":")[2]))
+                message = json.loads(body) if body else {}
+                method = message.get("method", head.partition(" ")[0].upper())
+                if method == hanging:
+                    writer.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
+                    while True:  # Each part arrives in time.
+                        writer.write(b"a")
+                        await writer.drain()
+                        await asyncio.sleep(0.05)
+                reply: dict[str, Any] = {"jsonrpc": "2.0", "id": message.get("id")}
+                found = results.get(method)
+                reply |= {"error": {"code": -32601, "message": "no"}} if found is None else {"result": found}
+                text = json.dumps(reply).encode()
+                status = 202 if method.startswith("notifications/") else 405 if method == "GET" else 200
+                fields = f"content-type: application/json\r\nmcp-session-id: 1\r\ncontent-length: {len(text)}"
+                writer.write(f"HTTP/1.1 {status} -\r\n{fields}\r\n\r\n".encode() + text)
+
+    async def call() -> Any:
+        listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        tools = AsyncAgentTools(server.async_agent_client(bot), private_origins=["http://127.0.0.1:*"])
+        async with asyncio.timeout(30):
+            result = await tools.call_paid_tool(
+                url=f"http://127.0.0.1:{port}/mcp", tool="forecast", max_usdc="1", payment_ref="order-117"
+            )
+        listening.close()
+        return result
+
+    result = asyncio.run(call())
+    if hanging == "server/discover":
+        assert result.status == "failed"
+    else:
+        # What it returned is not lost.
+        assert (result.status, result.untrusted_content.body) == (None, "blue")

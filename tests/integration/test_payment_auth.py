@@ -1,10 +1,11 @@
 """`PaymentAuth` against sellers that settle on the chain: one purchase is one payment, whatever they do."""
 
 import asyncio
+import contextlib
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -221,6 +222,59 @@ def test_a_refusal_names_price_and_cap(
     assert f"max_amount {cap}" in str(error)
     for each in (error, pickle.loads(pickle.dumps(error))):
         assert (each.price_usdc, each.max_amount_usdc) == (PRICE, Decimal(cap))
+
+
+def undelivered(server: AgentPayServer) -> int:
+    return len(server.client().payments.list(status="undelivered").data)
+
+
+@pytest.mark.parametrize("report", [True, False])
+@pytest.mark.parametrize("mode", [Mode.LOSE_REPLY, Mode.FAIL_AFTER_SETTLING])
+def test_what_was_delivered_at_last_is_listed_no_more(
+    server: AgentPayServer, bot: str, mode: Mode, *, report: bool
+) -> None:
+    with shop(server, serves_again=True) as paywall, buyer(server, paywall, bot, report=report) as http:
+        paywall.mode = mode
+        with contextlib.suppress(httpx.TransportError):
+            http.post("/forecast", extensions={"payment_key": "forecast-7"})
+        assert (spent(server, bot), undelivered(server)) == (PRICE, 1)
+        paywall.mode = Mode.HONEST
+        assert http.post("/forecast", extensions={"payment_key": "forecast-7"}).status_code == 200
+        assert (spent(server, bot), undelivered(server)) == (PRICE, 0)
+
+
+@pytest.mark.parametrize("report", [True, False])
+def test_a_refusal_of_what_was_delivered_is_no_missing_delivery(
+    server: AgentPayServer, bot: str, *, report: bool
+) -> None:
+    with shop(server) as paywall, buyer(server, paywall, bot, report=report) as http:
+        assert http.get("/forecast", extensions={"payment_key": "forecast-7"}).status_code == 200
+        with pytest.raises(errors.PaidNotDeliveredError):
+            http.get("/forecast", extensions={"payment_key": "forecast-7"})
+        assert (spent(server, bot), undelivered(server)) == (PRICE, 0)
+
+
+@pytest.mark.parametrize("report", [True, False])
+def test_a_body_that_breaks_off_is_a_missing_delivery(
+    server: AgentPayServer, bot: str, *, report: bool
+) -> None:
+    def broken() -> Iterator[bytes]:
+        yield b"{"
+        raise httpx.ReadError("broken off")
+
+    class Breaking(httpx.BaseTransport):
+        def __init__(self, inner: httpx.BaseTransport) -> None:
+            self.inner = inner
+
+        def handle_request(self, asked: httpx.Request) -> httpx.Response:
+            response = self.inner.handle_request(asked)
+            return response if response.status_code == 402 else httpx.Response(200, content=broken())
+
+    with shop(server) as paywall, buyer(server, paywall, bot, report=report) as http:
+        http._transport = Breaking(http._transport)
+        with pytest.raises(httpx.ReadError):
+            http.get("/forecast")
+    assert (spent(server, bot), undelivered(server)) == (PRICE, 1)
 
 
 @pytest.mark.parametrize("effect", ["reset", "reply_lost"], ids=["unasked", "signed"])

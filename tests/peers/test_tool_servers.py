@@ -32,9 +32,10 @@ class Dying:
     async def call_tool(self, *arguments, **options):
         self.calls += 1
         self.dies(f"before-{self.calls}")
-        result = await self.session.call_tool(*arguments, **options)
-        self.dies(f"after-{self.calls}")
-        return result
+        try:
+            return await self.session.call_tool(*arguments, **options)
+        finally:  # MPP asks by an error.
+            self.dies(f"after-{self.calls}")
 
     def dies(self, point):
         if point == dies_at:

@@ -47,6 +47,8 @@ _PLACES = {
     "late_report_seconds": "agentpay._pay402.timing:LATEST_SECONDS",
     "paid_fetch_settles_seconds": "agentpay._pay402._sync.paid_fetches:SETTLE_SECONDS",
     "paid_fetch_settles_seconds_async": "agentpay._pay402._async.paid_fetches:SETTLE_SECONDS",
+    "tool_call_ends_seconds": "agentpay._pay402.tool_calls:_END_SECONDS",
+    "tool_call_starts_seconds": "agentpay._pay402.tool_calls:_START_SECONDS",
     "trigger_patience_seconds": "agentpay_server.cli.trigger:_PATIENCE_SECONDS",
     "stream_gap_seconds": "agentpay_server.webhooks.tail:GAP_SECONDS",
     "stream_page": "agentpay_server.webhooks.tail:_PAGE",

@@ -1,7 +1,7 @@
 """Bodies of responses to a caller's own httpx or httpx2 client: read in part, or watched."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Self
 
 from attrs import define
@@ -69,7 +69,7 @@ async def skip(response: Any) -> None:
     drop(response)
 
 
-def watch(response: Any, broken: Callable[[], None]) -> None:
+def watch(response: Any, broken: Callable[[], Awaitable[None]]) -> None:
     """Call `broken` if reading the body of a response ends in an error. One that stops reading is none."""
     watched = messages.stream_of(_Body, response)
     response.stream = watched(response.stream, aiter(response.stream), iter(()), broken=broken)
@@ -83,7 +83,7 @@ class _Body:
     rest: Any
     read: Iterator[bytes]
     failure: Exception | None = None
-    _broken: Callable[[], None] | None = None
+    _broken: Callable[[], Awaitable[None]] | None = None
     is_cut: bool = False
 
     @property
@@ -107,7 +107,7 @@ class _Body:
             raise
         except BaseException:
             if self._broken is not None:
-                self._broken()
+                await self._broken()
             raise
         return part
 

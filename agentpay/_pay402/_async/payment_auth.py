@@ -20,6 +20,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator
 from decimal import Decimal
+from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
@@ -242,7 +243,7 @@ class AsyncPayer:
     async def _report_response(
         self, response: Any, challenge: Challenge, paid: Payment | SessionStep, duration_ms: int
     ) -> None:
-        """Report the response, if asked to, if the next voucher waits for it, or if it is no delivery."""
+        """Report the response if it is news; late, if a next voucher can take it along."""
         is_voucher = isinstance(paid, SessionStep)
         report = VoucherReport(
             charge_id=messages.identifier_of(paid),
@@ -253,8 +254,16 @@ class AsyncPayer:
         logger.info("presented %s to %s: %d", report.charge_id, challenge.origin, report.status_code)
         if self.late is not None and is_voucher and report.status_code < 400 and not self.report:
             self.late.keep(challenge.origin, report)
-        elif is_voucher or self.report or report.status_code >= 400:
-            await report_outcome(self.client, report)
+        elif self._is_news(paid, is_delivered=report.status_code < 400):
+            await report_outcome(self.client, report, **({} if is_voucher or self.report else _BRIEFLY))
+
+    def _is_news(self, paid: Payment | SessionStep, *, is_delivered: bool) -> bool:
+        """Return whether the service is told an outcome. An error after a reported delivery is none."""
+        if isinstance(paid, SessionStep):
+            return True
+        if self.report:
+            return is_delivered or paid.outcome is None or not paid.outcome.is_delivered
+        return undelivered.is_news(paid, is_delivered=is_delivered)
 
     @contextlib.asynccontextmanager
     async def _told_if_lost(self, request: Any, paid: Payment | SessionStep) -> AsyncGenerator[None]:
@@ -264,7 +273,7 @@ class AsyncPayer:
         except Exception:
             raise
         except BaseException as end:
-            if messages.is_lost(request, end):
+            if messages.is_lost(request, end) and self._is_news(paid, is_delivered=False):
                 await self._report_lost(paid)
             raise
 
@@ -287,7 +296,7 @@ class AsyncPayer:
         if 200 <= response.status_code < 400:
             purchase.deliver()
             if response.is_success:
-                watch(response, purchase.end)
+                watch(response, partial(self.broken_off, purchase, paid))
             return
         if response.status_code != 402 and not purchase.is_joined:
             return
@@ -301,6 +310,12 @@ class AsyncPayer:
             kind = PaidNotDeliveredError if status == "settled" else PaymentRefusedError
         reason = refusal_reason(response.headers.multi_items(), body)
         raise self._refused(kind, response, purchase, paid, reason=reason, body=body)
+
+    async def broken_off(self, purchase: Purchase, paid: Payment | SessionStep) -> None:
+        """Note that a body broke off; of a voucher, the response is reported already."""
+        purchase.end()
+        if isinstance(paid, Payment) and self._is_news(paid, is_delivered=False):
+            await self._report_lost(paid)
 
     def _refused(
         self,

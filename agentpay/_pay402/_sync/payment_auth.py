@@ -21,6 +21,7 @@ import contextlib
 import time
 from collections.abc import Generator
 from decimal import Decimal
+from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
@@ -243,7 +244,7 @@ class Payer:
     def _report_response(
         self, response: Any, challenge: Challenge, paid: Payment | SessionStep, duration_ms: int
     ) -> None:
-        """Report the response, if asked to, if the next voucher waits for it, or if it is no delivery."""
+        """Report the response if it is news; late, if a next voucher can take it along."""
         is_voucher = isinstance(paid, SessionStep)
         report = VoucherReport(
             charge_id=messages.identifier_of(paid),
@@ -254,8 +255,16 @@ class Payer:
         logger.info("presented %s to %s: %d", report.charge_id, challenge.origin, report.status_code)
         if self.late is not None and is_voucher and report.status_code < 400 and not self.report:
             self.late.keep(challenge.origin, report)
-        elif is_voucher or self.report or report.status_code >= 400:
-            report_outcome(self.client, report)
+        elif self._is_news(paid, is_delivered=report.status_code < 400):
+            report_outcome(self.client, report, **({} if is_voucher or self.report else _BRIEFLY))
+
+    def _is_news(self, paid: Payment | SessionStep, *, is_delivered: bool) -> bool:
+        """Return whether the service is told an outcome. An error after a reported delivery is none."""
+        if isinstance(paid, SessionStep):
+            return True
+        if self.report:
+            return is_delivered or paid.outcome is None or not paid.outcome.is_delivered
+        return undelivered.is_news(paid, is_delivered=is_delivered)
 
     @contextlib.contextmanager
     def _told_if_lost(self, request: Any, paid: Payment | SessionStep) -> Generator[None]:
@@ -265,7 +274,7 @@ class Payer:
         except Exception:
             raise
         except BaseException as end:
-            if messages.is_lost(request, end):
+            if messages.is_lost(request, end) and self._is_news(paid, is_delivered=False):
                 self._report_lost(paid)
             raise
 
@@ -284,7 +293,7 @@ class Payer:
         if 200 <= response.status_code < 400:
             purchase.deliver()
             if response.is_success:
-                watch(response, purchase.end)
+                watch(response, partial(self.broken_off, purchase, paid))
             return
         if response.status_code != 402 and not purchase.is_joined:
             return
@@ -298,6 +307,12 @@ class Payer:
             kind = PaidNotDeliveredError if status == "settled" else PaymentRefusedError
         reason = refusal_reason(response.headers.multi_items(), body)
         raise self._refused(kind, response, purchase, paid, reason=reason, body=body)
+
+    def broken_off(self, purchase: Purchase, paid: Payment | SessionStep) -> None:
+        """Note that a body broke off; of a voucher, the response is reported already."""
+        purchase.end()
+        if isinstance(paid, Payment) and self._is_news(paid, is_delivered=False):
+            self._report_lost(paid)
 
     def _refused(
         self,
