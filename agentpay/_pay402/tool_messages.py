@@ -28,6 +28,8 @@ from agentpay.contract.tool_payments import (
 )
 
 _MPP_CODES: Final = (MPP_CODE, MPP_REFUSED_CODE)
+_INPUT_REQUIRED: Final = "input_required"
+
 _X402_ERROR: Final = "x402/error"
 """Where older servers of x402 put the challenge, in `_meta`."""
 
@@ -68,7 +70,8 @@ def reply_of(result: Mapping[str, Any]) -> ToolReply:
         challenges = _object(meta.get(MPP_CHALLENGES)).get("challenges")
         if required is not None or challenges:
             return _asking(required, challenges, meta)
-    if is_error:
+    # A server that asks its user something first has delivered nothing yet.
+    if is_error or result.get("resultType") == _INPUT_REQUIRED:
         return ToolReply(status=500, headers=_receipts(meta), body=_json({"error": _first_text(result)}))
     return ToolReply(status=200, headers=_receipts(meta))
 

@@ -4,16 +4,28 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import environments
+import httpx
 import pytest
-from test_peers import HERE, MPP_NODE, World, world
+import validators
+from attrs import frozen
+from solders.keypair import Keypair
 
-__all__ = ["world"]
+from agentpay_server import AgentPayServer
 
+SHOPS = Path(__file__).parent / "shops"
 X402_PYTHON = ("x402[svm,mcp]==2.25.0", "httpx>=0.28,<1", "mcp>=2.3,<3")
-MCP_NODE = (*MPP_NODE, "@modelcontextprotocol/sdk@1.32.2", "zod@4")
+MCP_NODE = (
+    "@solana/mpp@0.6.0",
+    "mppx@0.11.0",
+    "viem@2.56.0",
+    "@solana/kit@6.5.0",
+    "@modelcontextprotocol/sdk@1.32.2",
+    "zod@4",
+)
 
 BUYER = """
 import asyncio, json, os, sys
@@ -62,23 +74,54 @@ POINTS = ("never", "before-1", "after-1", "before-2", "after-2")
 def seller(request: pytest.FixtureRequest) -> list[str]:
     """The command that starts a server."""
     if request.param == "x402_python":
-        return [str(environments.python(*X402_PYTHON)), str(HERE / "shops" / "mcp_x402_python.py")]
+        return [str(environments.python(*X402_PYTHON)), str(SHOPS / "mcp_x402_python.py")]
     directory = environments.node(*MCP_NODE)
-    text = (HERE / "shops" / "mcp_mpp_node.mjs").read_text("utf-8")
+    text = (SHOPS / "mcp_mpp_node.mjs").read_text("utf-8")
     return ["node", str(environments.placed(directory, "mcp_mpp_node.mjs", text))]
+
+
+@frozen
+class World:
+    """A server, the accounts of a buyer and a seller, and what their programs read."""
+
+    server: AgentPayServer
+    payer: str
+    seller: str
+    environment: dict[str, str]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    validators.embedded_only("the peers work on its chain")
+    with AgentPayServer(clock="system") as server:
+        server.listen()
+        client, fee_payer = server.client(), Keypair()
+        payer, seller = (client.accounts.create(name=name) for name in ("Payer", "Seller"))
+        server.sandbox.fund(payer.account_id, 10)
+        drop = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "requestAirdrop",
+            "params": [str(fee_payer.pubkey()), 10**10],
+        }
+        assert "result" in httpx.post(server.rpc_url, json=drop).json()
+        environment = {
+            "FACILITATOR_URL": server.facilitator_url,
+            "RPC_URL": server.rpc_url,
+            "PAY_TO": seller.chain_address,
+            # The same after a restart: a stored payment names it.
+            "FEE_PAYER": json.dumps(list(bytes(fee_payer))),
+            "AGENTPAY_BASE_URL": server.base_url,
+            "AGENTPAY_API_KEY": server.agent_keys.create(payer.account_id).key,
+        }
+        yield World(server, payer.account_id, seller.account_id, environment)
 
 
 def bought(world: World, seller: list[str], order: str, point: str) -> tuple[int, str]:
     """Run the buyer until it has bought, or died; return its exit code and what it said last."""
     ran = subprocess.run(
         [sys.executable, "-c", BUYER, point, *seller],
-        env={
-            **os.environ,
-            **world.environment(),
-            "AGENTPAY_BASE_URL": world.server.base_url,
-            "AGENTPAY_API_KEY": world.server.agent_keys.create(world.payer.account_id).key,
-            "ORDER": order,
-        },
+        env={**os.environ, **world.environment, "ORDER": order},
         capture_output=True,
         text=True,
         check=False,
@@ -91,7 +134,6 @@ def bought(world: World, seller: list[str], order: str, point: str) -> tuple[int
 
 @pytest.mark.peers
 def test_a_tool_is_paid_once_however_its_buyer_dies(world: World, seller: list[str]) -> None:
-    world.server.listen()
     for point in POINTS:
         code, said = bought(world, seller, point, point)
         if point != "never":
@@ -100,7 +142,8 @@ def test_a_tool_is_paid_once_however_its_buyer_dies(world: World, seller: list[s
         delivered = json.dumps(["rain"])
         # Neither package serves a payment again that it has settled.
         assert said == delivered if point != "after-2" else said in (delivered, "PaidNotDeliveredError")
-    payments = world.server.client().payments.list(account_id=world.payer.account_id).data
+    payments = world.server.client().payments.list(account_id=world.payer).data
     assert sorted(each.idempotency_key for each in payments) == sorted(f"order-{point}" for point in POINTS)
     assert {str(each.status) for each in payments} == {"settled"}
-    assert world.balances()[1] == 1_000 * len(POINTS)
+    received = world.server.client().accounts.balance(world.seller).balance_usdc
+    assert int(received * 10**6) == 1_000 * len(POINTS)
