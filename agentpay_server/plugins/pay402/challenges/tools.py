@@ -32,7 +32,9 @@ class ToolError(Exception):
 
     def __init__(self, code: int, message: str, data: Mapping[str, Any]) -> None:
         super().__init__(message)
-        self.code, self.message, self.data = code, message, data
+        self.code: int = code
+        self.message: str = message
+        self.data: Mapping[str, Any] = data
 
 
 def headers_of(meta: Mapping[str, Any]) -> list[tuple[str, str]]:
