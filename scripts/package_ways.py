@@ -118,7 +118,7 @@ from mcp import Client, StdioServerParameters
 async def call():
     started = StdioServerParameters(command=sys.executable, args=["-m", "agentpay.mcp"], env=dict(os.environ))
     async with Client(started) as client:
-        assert len((await client.list_tools()).tools) == 7
+        assert len((await client.list_tools()).tools) == 8
         order = {"payment_ref": "order-0001", "to": "acct_1", "amount_usdc": "1"}
         result = (await client.call_tool("pay", order)).structured_content
     assert (result["status"], result["money_moved"]) == ("unknown", "unknown"), result

@@ -170,18 +170,20 @@ class Purchase(SellerRow):
         with http, suppress(AgentPayError, httpx.HTTPError, DiedError):
             http.get("/forecast", extensions={"payment_key": "forecast-7"})
 
-    def let_time_pass(self, *, settles: bool = True) -> None:
+    def let_time_pass(self, dying: Child | None = None) -> None:
         """Let the seller broadcast what it holds, and wait until it has.
 
-        Without `settles`, wait only until it has tried: its node may have died, and it looks again later.
+        With a `dying` node, wait only until the seller has tried or the node is dead: it looks again later.
         """
         if self.mode not in HELD:
             return
         self._clock.advance(HELD_SECONDS)
         deadline = time.monotonic() + WAIT_SECONDS
         while any(
-            sale.status == "held" and (settles or sale.tx_signature is None) for sale in self.shop.sales
+            sale.status == "held" and (dying is None or sale.tx_signature is None) for sale in self.shop.sales
         ):
+            if dying is not None and dying.request("GET", "/healthz", self.it.key) is None:
+                return
             assert time.monotonic() < deadline, "the seller holds a payment for ever"
             time.sleep(0.005)
 
@@ -194,7 +196,7 @@ class Purchase(SellerRow):
         if self._expires:
             self.expire(dying)
         else:
-            self.let_time_pass(settles=False)
+            self.let_time_pass(dying)
 
     def end(self, dying: Child) -> None:
         self.read(dying)

@@ -249,7 +249,7 @@ class AsyncPayer:
             charge_id=messages.identifier_of(paid),
             status_code=response.status_code,
             receipt=messages.receipt_of(response),
-            duration_ms=duration_ms,
+            duration_ms=duration_ms if is_voucher or self.report else None,
         )
         logger.info("presented %s to %s: %d", report.charge_id, challenge.origin, report.status_code)
         if self.late is not None and is_voucher and report.status_code < 400 and not self.report:
