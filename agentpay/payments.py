@@ -100,10 +100,10 @@ class PaymentAuth(Auth):
             read_timeout: minimum read timeout in seconds for a paid request; a shorter one of the request is
                 raised to it. None keeps the request's.
             report: whether to report that the seller delivered (`payments.report_outcome`), in an additional
-                request to the service. A failed report is logged and changes nothing. That it did not deliver
-                is always reported, so that `payments.list(status="undelivered")` has it. Those to vouchers
-                are always reported, because the next voucher waits for it; within `with PaymentAuth(…)` the
-                next request to the service takes them along, or they are sent after a second.
+                request to the service. A failed report is logged and changes nothing. A failure to
+                deliver is always reported, for `payments.list(status="undelivered")`, and so is each response
+                to a voucher, because the next voucher waits for it; within `with PaymentAuth(…)` the next
+                request to the service takes that report along, or it is sent after a second.
             seller_client: the HTTP client that presents the close of a session to its seller; by default a
                 new one. Pass one for a seller in this process.
 

@@ -71,7 +71,8 @@ class AsyncToolFetcher:
         try:
             found = await anyio.to_thread.run_sync(addresses_of, self._target)
             guarded = _Guarded(self._target, allowed_address(found, self._target))
-            timeout = httpx2.Timeout(CONNECT_SECONDS, read=_START_SECONDS)
+            # Reads end with what waits for them: connecting, a call, closing.
+            timeout = httpx2.Timeout(CONNECT_SECONDS, read=None)
             async with AsyncExitStack() as stack:
                 # Around what the SDK waits for, however slowly each part arrives.
                 self._scope = stack.enter_context(anyio.move_on_after(_START_SECONDS))

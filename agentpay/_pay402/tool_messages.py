@@ -56,7 +56,7 @@ class ToolReply:
 
 
 def url_of(server: str, tool: str) -> str:
-    """Return the URL that stands for a tool: that of its MCP server, with the name of the tool."""
+    """Return the URL that the service stores of a tool: its MCP server's, with the tool's name."""
     parts = urlsplit(server)
     return parts._replace(path=f"{parts.path.rstrip('/')}/{quote(tool, safe='', errors='replace')}").geturl()
 

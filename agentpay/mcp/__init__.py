@@ -2,7 +2,7 @@
 
 It needs the extra `mcp`. `agentpay-mcp`, or `python -m agentpay.mcp`, is a separate process with an
 agent-scoped key, over stdio or streamable HTTP; `server` makes the server for a host that brings its own
-transport. `PaidTools` calls the tools of a connected client of MCP, and pays those that ask for it.
+transport. `PaidTools` calls tools over a connected client of MCP, and pays the tools that ask for it.
 """
 
 from typing import TYPE_CHECKING

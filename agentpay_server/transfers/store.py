@@ -70,7 +70,7 @@ PERIOD: Final = {
     ),
 }
 """Filters of lists of transfers and payments; `period` returns their parameters."""
-# Without an index of its own, a filter walks along one of the others, at most once through the whole list.
+# Without its own index, a filter walks along one of the others, at most once through the whole list.
 _FILTERS: Final = {
     **TRANSFERS.equal("account_id", "status", "idempotency_key", "error", "key_id"),
     "memo": (transfers.c.memo_key >= bindparam("memo"), transfers.c.memo_key < bindparam("memo_end")),

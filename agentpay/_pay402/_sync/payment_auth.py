@@ -259,7 +259,7 @@ class Payer:
             report_outcome(self.client, report, **({} if is_voucher or self.report else _BRIEFLY))
 
     def _is_news(self, paid: Payment | SessionStep, *, is_delivered: bool) -> bool:
-        """Return whether the service is told an outcome. An error after a reported delivery is none."""
+        """Return whether an outcome is reported. An error after a reported delivery is not."""
         if isinstance(paid, SessionStep):
             return True
         if self.report:

@@ -28,7 +28,7 @@ _RECEIPTS: Final = {
 
 
 class ToolError(Exception):
-    """The tool answers by a JSON-RPC error, with this code, message and data."""
+    """The tool responds with a JSON-RPC error, with this code, message and data."""
 
     def __init__(self, code: int, message: str, data: Mapping[str, Any]) -> None:
         super().__init__(message)
