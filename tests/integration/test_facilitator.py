@@ -154,6 +154,29 @@ def test_a_payment_is_verified_then_settled_once(case: Case, version: int) -> No
     assert case.received == PAID
 
 
+def test_one_payment_is_settled_for_each_name_that_a_payer_gives(case: Case) -> None:
+    def named(name: str) -> dict[str, Any]:
+        request = case.request()
+        request["paymentPayload"]["extensions"] = {"payment-identifier": {"info": {"id": name}}}
+        return request
+
+    assert supported(case.server)["extensions"] == ["payment-identifier"]
+    before = case.server.sandbox.snapshot()
+    first = named("order-7-of-monday")
+    with ThreadPoolExecutor(2) as pool:
+        told = list(pool.map(case.told, (first, named("order-7-of-monday"))))
+    assert sorted(told, key=lambda each: each[0]) == [ONCE, (True, None)]
+    # The payer chooses the name, so the payment that settled is a duplicate with it too.
+    assert (case.told(first), case.told(named("order-7-of-monday"))) == (ONCE, ONCE)
+    assert (case.told(named("order-8-of-monday"))[0], case.received) == (True, "0.002000")
+    # The chain decides: what a snapshot took back does not count.
+    case.server.sandbox.restore(before)
+    assert case.told(named("order-7-of-monday"))[0]
+    settle = f"{case.server.facilitator_url}/settle"
+    malformed = httpx.post(settle, json=named("short"), verify=False)
+    assert (malformed.status_code, "must be 16 to 128" in malformed.json()["error"]) == (400, True)
+
+
 def test_concurrent_settlements_of_one_payment_succeed_once(case: Case) -> None:
     request = case.request()
     with ThreadPoolExecutor(8) as pool:

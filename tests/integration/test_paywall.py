@@ -117,6 +117,47 @@ def test_an_honest_seller_asks_settles_and_serves_each_payment_once(shop: Shop, 
     assert (len(paywall.sales), shop.spent) == (1, "0.25")
 
 
+@every_protocol
+def test_a_seller_that_serves_again_takes_one_payment_for_each_name_of_a_purchase(
+    shop: Shop, protocol: Protocol
+) -> None:
+    path, paywall = f"/{protocol}", shop.paywall
+    assert "payment-identifier" not in declared(shop.http.get(path))
+    paywall.serves_again = True
+    key = {"Idempotency-Key": "order-7"}
+    first = shop.header(path) | key
+    served = shop.http.get(path, headers=first)
+    assert (served.status_code, shop.spent) == (200, "0.25")
+    # The same payment gets the same reply; another one is refused before it is broadcast.
+    again = shop.http.get(path, headers=first)
+    assert (again.content, again.headers.multi_items()) == (served.content, served.headers.multi_items())
+    refused = shop.http.get(path, headers=shop.header(path) | key)
+    sentence = "Another payment has this Idempotency-Key: present that one again."
+    assert (refused.status_code, refused.json()["message"]) == (409, sentence)
+    assert (shop.reason, shop.spent) == ("idempotency_conflict", "0.25")
+    if protocol is Protocol.X402_V2:
+        assert shop.http.get(path, headers=shop.header(path, payment_id="order-7-of-monday")).is_success
+        refused = shop.http.get(path, headers=shop.header(path, payment_id="order-7-of-monday"))
+        assert "payment-identifier" in refused.json()["message"]
+        shop.http.get(path, headers=shop.header(path, payment_id="short"))
+        assert (shop.reason, shop.spent) == ("invalid_payload", "0.5")
+        assert declared(shop.http.get(path))["payment-identifier"]["info"] == {"required": False}
+
+
+def test_a_name_whose_payment_failed_is_free_again(server: AgentPayServer, shop: Shop) -> None:
+    shop.paywall.serves_again, key = True, {"Idempotency-Key": "order-7"}
+    late = shop.header() | key
+    server.sandbox.clock.advance(300)
+    assert shop.http.get("/forecast", headers=late).status_code == 402
+    assert shop.http.get("/forecast", headers=shop.header() | key).status_code == 200
+    assert shop.spent == "0.25"
+
+
+def declared(asked: httpx.Response) -> Any:
+    header = asked.headers.get("payment-required", "e30=")
+    return json.loads(base64.b64decode(header)).get("extensions", {})
+
+
 def test_a_paywall_is_an_asgi_application(shop: Shop) -> None:
     async def buy() -> int:
         transport = httpx.ASGITransport(app=shop.paywall)

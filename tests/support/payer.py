@@ -56,8 +56,10 @@ class Payer:
         *,
         change: Callable[[ChallengeTerms], ChallengeTerms] = lambda terms: terms,
         pick: Callable[[Sequence[Offer]], Offer] | None = None,
+        payment_id: str | None = None,
     ) -> Payment:
         """Sign a payment of a 402; `change` alters what is signed, not what is claimed."""
+        name = payment_id or f"payment_{next(_nonces):08}"
 
         async def signed(context: Context) -> Payment:
             offers = self.offers(response)
@@ -82,7 +84,7 @@ class Payer:
                 nonce=next(_nonces),
                 nonce_memo=f"nonce {next(_nonces)}",
             )
-            return Payment(offer, prepared.raw, rules.wrap(offer, prepared.raw, payment_id="txn_1"))
+            return Payment(offer, prepared.raw, rules.wrap(offer, prepared.raw, payment_id=name))
 
         world = self._server._running
         return world._owner.call(signed(world.server.context))

@@ -43,6 +43,9 @@ from agentpay_server.sandbox.faults import FacilitatorFault, RequestFaults
 PATH: Final = EXTENSIONS + "/sandbox/x402"
 """The base path, to which sellers' packages append `/supported`, `/verify` and `/settle`."""
 
+_NAMES_MAX: Final = 1_000
+"""How many names of payments are remembered."""
+
 Json = dict[str, Any]
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -65,6 +68,8 @@ class Facilitator:
             "/settle": self.settle,
         }
         self._settling: set[str] = set()
+        # Payments that were broadcast, by payers and their names for them.
+        self._named: dict[tuple[str, str], CheckedPayment] = {}
 
     def supported(self) -> Json:
         """Return which payments are accepted, and the fee payer that challenges must name."""
@@ -74,13 +79,13 @@ class Facilitator:
                 {"x402Version": version, "scheme": x402.EXACT, "network": _network(protocol), "extra": extra}
                 for version, protocol in x402.VERSIONS.items()
             ],
-            "extensions": [],
+            "extensions": [x402.IDENTIFIER],
             "signers": {"solana:*": [self._fee_payer.address]},
         }
 
     async def verify(self, body: bytes) -> Json:
         try:
-            checked = self._checked(*x402.read_request(body))
+            checked = self._checked(*x402.read_request(body)[:4])
             await self._simulate(checked)
         except InvalidPaymentError as refused:
             return {
@@ -92,9 +97,11 @@ class Facilitator:
         return {"isValid": True, "payer": checked.payer}
 
     async def settle(self, body: bytes) -> Json:
-        protocol, requirements, claimed, transaction = x402.read_request(body)
+        protocol, requirements, claimed, transaction, name = x402.read_request(body)
         try:
             checked = self._checked(protocol, requirements, claimed, transaction)
+            if name is not None:
+                await self._name(checked, name)
             signature = await self._settled_or_not(checked)
         except InvalidPaymentError as refused:
             return {
@@ -149,6 +156,26 @@ class Facilitator:
             await self._fee_payer.simulate(checked.transaction)
         except RpcError as error:
             raise InvalidPaymentError("transaction_simulation_failed", str(error), checked.payer) from None
+
+    async def _name(self, checked: CheckedPayment, name: str) -> None:
+        """Take one payment for each name, so that a payer who signs again by mistake is not charged twice.
+
+        The same payment again remains a duplicate: the payer chooses the name, and a seller that relies on
+        that refusal would otherwise serve it twice.
+        """
+        other = self._named.get((checked.payer, name))
+        if other is not None and other.message_hash != checked.message_hash:
+            try:
+                is_taken = other.message_hash in self._settling
+                is_taken = is_taken or await self._fee_payer.has_landed(other.transaction)
+            except RpcError as error:
+                raise InvalidPaymentError("transaction_failed", str(error), checked.payer) from None
+            if is_taken:
+                reason = f"another payment has this {x402.IDENTIFIER}"
+                raise InvalidPaymentError(DUPLICATE, reason, checked.payer)
+        self._named[checked.payer, name] = checked
+        if len(self._named) > _NAMES_MAX:
+            del self._named[next(iter(self._named))]
 
     async def _settled_or_not(self, checked: CheckedPayment) -> str:
         """Settle a payment, or do what one armed fault says; a fault counts the payments that it affects."""

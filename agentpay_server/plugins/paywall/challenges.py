@@ -47,7 +47,7 @@ class ChallengeParts:
     """The parts of a challenge beyond its terms.
 
     `error` is why the last payment was refused, as a code, and `message` as a sentence. `now_us` is in
-    microseconds since 1970.
+    microseconds since 1970. `is_named` asks the payer to name its payment, where the protocol can.
     """
 
     url: str
@@ -56,6 +56,7 @@ class ChallengeParts:
     category: str | None = None
     error: str | None = None
     message: str | None = None
+    is_named: bool = False
 
 
 def write(
@@ -81,7 +82,11 @@ def write(
     if accepts:
         headers.append(
             x402.challenge(
-                accepts, url=challenge.url, description=challenge.description, error=challenge.error
+                accepts,
+                url=challenge.url,
+                description=challenge.description,
+                error=challenge.error,
+                is_named=challenge.is_named,
             )
         )
     if challenge.message is not None:

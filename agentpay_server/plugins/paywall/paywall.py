@@ -76,8 +76,9 @@ class Paywall:
             prices: price in USDC of each path; `sell` has more options.
             protocols: protocols of `prices`: `x402_v2`, `x402_v1`, `mpp`. Several are offered at once.
             mode: how the seller behaves, a `Mode` or its name.
-            serves_again: whether it serves a settled payment again when it is presented again, instead of
-                refusing it as a duplicate.
+            serves_again: whether it serves a settled payment again when it is presented again, with the same
+                reply, instead of refusing it as a duplicate. It then also refuses a second payment under one
+                `Idempotency-Key` or x402 `payment-identifier`, with 409, and declares that extension.
             pay_to: address of the owner who is paid, such as an account's `chain_address`; default: its own
                 address.
             name: distinguishes several paywalls of one server: addresses are derived from it.

@@ -2,7 +2,7 @@
 
 import base64
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -59,6 +59,7 @@ _LEAST_SIGNATURE_CHARACTERS: Final = 64
 
 _DELAYS: Final = {Mode.SETTLE_LATE: LATE_SECONDS, Mode.HOLD: HELD_SECONDS}
 _UNSETTLED: Final = (Mode.SETTLE_LATE, Mode.HOLD, Mode.NEVER_SETTLE)
+_CONFLICT: Final = "idempotency_conflict"
 _ASKING_MORE: Final = (Mode.ASK_TWICE, Mode.RAISE_PRICE, Mode.CHANGE_PAYEE)
 """In these modes the seller asks again after it is paid."""
 
@@ -110,6 +111,8 @@ class Seller:
         self._other_payee = str(home.keypair("other payee").pubkey())
         self._sales: dict[str, Sale] = {}
         self._replies: dict[str, Reply] = {}
+        # Message hashes of payments by the names that payers gave them.
+        self._named: dict[str, str] = {}
         self._checking: set[str] = set()
         # Payments to broadcast later, with their due times, by message hash.
         self._late: dict[str, tuple[int, CheckedPayment]] = {}
@@ -121,7 +124,7 @@ class Seller:
 
     def capture(self) -> Restore:
         """Restores the records; products and modes stay as they are."""
-        return captured(self, "_sales", "_replies", "_late", "requests", "desk")
+        return captured(self, "_sales", "_replies", "_named", "_late", "requests", "desk")
 
     # --- Scheduled work
 
@@ -166,15 +169,14 @@ class Seller:
                 return await self._ask(visit)
             noted["protocol"] = payment.protocol
             if payment.channel is None:
-                return await self._paid(visit, payment)
+                return await self._paid(visit, payment, _names(payment, headers))
             request = f"{noted['method']} {visit.challenge.url}"
             receipt, content = await self.desk.take(visit.path, request, payment)
             return 200, [*_JSON, receipt], json_text.print_json(content)
         except (InvalidPaymentError, UnreadableChallengeError) as refused:
             reason = refused.reason if isinstance(refused, InvalidPaymentError) else "invalid_payload"
-            message = _sentence(str(refused))
-            noted |= {"reason": reason, "message": message}
-            return await self._ask(visit, error=reason, message=message)
+            noted |= {"reason": reason, "message": _sentence(str(refused))}
+            return await self._refuse(visit, error=reason, message=noted["message"])
         except UnservedError as unserved:
             if unserved.status is None:
                 raise
@@ -200,6 +202,7 @@ class Seller:
             description=INJECTION if is_injected else product.description,
             category=product.category if isinstance(product, Product) else None,
             error=INJECTION if is_injected else None,
+            is_named=self.serves_again and bool(offers),
         )
         return _Visit(
             challenge=challenge,
@@ -210,6 +213,12 @@ class Seller:
         )
 
     # --- Challenges
+
+    async def _refuse(self, visit: _Visit, *, error: str, message: str) -> Reply:
+        if error == _CONFLICT:
+            # A payer who is asked again would pay again.
+            return 409, _JSON, json_text.print_json({"error": error, "message": message})
+        return await self._ask(visit, error=error, message=message)
 
     async def _ask(self, visit: _Visit, *, error: str | None = None, message: str | None = None) -> Reply:
         await self._prepare(visit.offers)
@@ -234,7 +243,7 @@ class Seller:
 
     # --- Payments
 
-    async def _paid(self, visit: _Visit, presented: Presented) -> Reply:
+    async def _paid(self, visit: _Visit, presented: Presented, names: Iterable[str]) -> Reply:
         terms = visit.terms_of(presented)
         await self._prepare(visit.offers)
         challenges.require_own(presented, terms, visit.challenge.now_us)
@@ -249,6 +258,8 @@ class Seller:
             return self._presented_again(visit, presented, sale)
         if checked.message_hash in self._checking:
             raise InvalidPaymentError("duplicate_settlement", "this payment is being settled", checked.payer)
+        if self.serves_again:
+            self._name(checked, names)
         if signature is not None:
             # The payer has settled it, whatever this seller's mode.
             sale = evolve(_sale(visit, terms, checked), status="settled", tx_signature=signature)
@@ -267,6 +278,16 @@ class Seller:
         finally:
             self._checking.discard(checked.message_hash)
         return self._after_paying(visit, presented, sale)
+
+    def _name(self, checked: CheckedPayment, names: Iterable[str]) -> None:
+        """Take one payment for each name, so that a payer who signs again by mistake is not charged twice."""
+        for name in names:
+            other = self._named.get(name, checked.message_hash)
+            sale = self._sales.get(other)
+            if other in self._checking or (sale is not None and sale.status == "settled"):
+                reason = f"another payment has this {name.partition(' ')[0]}: present that one again"
+                raise InvalidPaymentError(_CONFLICT, reason, checked.payer)
+            self._named[name] = checked.message_hash
 
     def _after_paying(self, visit: _Visit, presented: Presented, sale: Sale) -> Reply:
         match visit.mode:
@@ -380,6 +401,12 @@ def _sentence(text: str) -> str:
     # A signature at the beginning keeps its case.
     is_name = len(text.partition(" ")[0]) >= _LEAST_SIGNATURE_CHARACTERS
     return (text if is_name else f"{text[:1].upper()}{text[1:]}") + ("" if text.endswith(".") else ".")
+
+
+def _names(presented: Presented, headers: Sequence[tuple[str, str]]) -> list[str]:
+    """Return what the payer calls the purchase: a kind of name, a space, and the name."""
+    keys = [f"Idempotency-Key {value}" for name, value in headers if name.lower() == "idempotency-key"]
+    return keys + ([] if presented.payment_id is None else [f"{x402.IDENTIFIER} {presented.payment_id}"])
 
 
 def _sale(visit: _Visit, terms: ChallengeTerms, checked: CheckedPayment) -> Sale:

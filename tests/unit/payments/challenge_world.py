@@ -138,7 +138,7 @@ def offers_or_one_error(headers: list[tuple[str, str]], body: bytes) -> None:
         assert all(1 <= leg.amount_micro <= MAX_AMOUNT for leg in terms.legs)
         assert 1 <= terms.amount_micro <= MAX_AMOUNT
         assert len(terms.digest(origin="https://a.example", memo=None)) == 64
-        name, value = wrap(offer, b"x", payment_id="txn_1")
+        name, value = wrap(offer, b"x", payment_id="txn_1234567890ab")
         assert f"{name}: {value}".isascii()
         assert "\n" not in value
     assert len(found) <= MAX_OFFERS + 1

@@ -142,7 +142,7 @@ def asked(
         if terms.protocol is Protocol.X402_V1:
             body = json.dumps(x402.body([entry], error=None)).encode()
         else:
-            headers = [x402.challenge([entry], url="/x", description=description, error=None)]
+            headers = [x402.challenge([entry], url="/x", description=description, error=None, is_named=True)]
     assert all(f"{name}: {value}".isascii() and value.isprintable() for name, value in headers)
     (offer,) = read_or_fail(headers, body)
     assert isinstance(offer, Offer), offer
@@ -189,7 +189,7 @@ def test_a_challenge_to_open_a_channel_is_read_as_it_was_written(
 @given(terms=priced, transaction=transactions)
 def test_a_payment_is_presented_as_it_was_written(terms: ChallengeTerms, transaction: bytes) -> None:
     offer = asked(terms)
-    payment = read_payment([wrap(offer, transaction, payment_id="txn_1")])
+    payment = read_payment([wrap(offer, transaction, payment_id="txn_1234567890ab")])
     assert payment is not None
     assert (payment.channel, payment.protocol, payment.transaction) == (None, terms.protocol, transaction)
     if terms.protocol is Protocol.MPP:
@@ -249,10 +249,10 @@ def test_a_payment_up_to_a_maximum_is_presented_as_it_was_written(
     terms=st.sampled_from([Protocol.X402_V2, Protocol.X402_V1]).flatmap(terms_of), transaction=transactions
 )
 def test_a_facilitator_reads_what_a_seller_was_presented(terms: ChallengeTerms, transaction: bytes) -> None:
-    _, value = wrap(asked(terms), transaction, payment_id="txn_1")
+    _, value = wrap(asked(terms), transaction, payment_id="txn_1234567890ab")
     requirements = x402.entry(terms)
     content = {"paymentPayload": json.loads(base64.b64decode(value)), "paymentRequirements": requirements}
-    protocol, entry, claimed, presented = x402.read_request(json.dumps(content).encode())
+    protocol, entry, claimed, presented, _ = x402.read_request(json.dumps(content).encode())
     assert x402.terms_of(entry, protocol, terms.network) == terms
     assert (claimed["scheme"], claimed["network"]) == ("exact", requirements["network"])
     assert base64.b64decode(presented) == transaction

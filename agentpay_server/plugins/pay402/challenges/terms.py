@@ -191,6 +191,7 @@ class Presented:
         transaction: the signed bytes; empty for a payment that the payer broadcast, and for a voucher.
         signature: that of a payment that the payer broadcast, or of the voucher.
         voucher: that of the actions `voucher` and `close` of a session.
+        payment_id: the payer's name of the payment; x402 only.
     """
 
     protocol: Protocol
@@ -200,3 +201,4 @@ class Presented:
     transaction: bytes = field(default=b"", repr=False)
     signature: Signature | None = None
     voucher: Voucher | None = None
+    payment_id: str | None = None

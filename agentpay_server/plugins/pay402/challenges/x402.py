@@ -18,6 +18,7 @@ Extensions are repeated as the seller wrote them; only `payment-identifier` is p
 
 import base64
 import codecs as encodings
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -79,7 +80,22 @@ _AMOUNT_KEYS: Final = {
 }
 _ERROR: Final = "Payment required"
 _EXTENSIONS: Final = "extensions"
-_IDENTIFIER: Final = "payment-identifier"
+IDENTIFIER: Final = "payment-identifier"
+"""The extension in which a payer names a payment, so that sellers recognise it when it comes again."""
+
+_IDENTIFIED: Final = re.compile("[A-Za-z0-9_-]{16,128}")
+_DECLARED: Final = {
+    "info": {"required": False},
+    "schema": {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {
+            "required": {"type": "boolean"},
+            "id": {"type": "string", "minLength": 16, "maxLength": 128, "pattern": "^[a-zA-Z0-9_-]+$"},
+        },
+        "required": ["required"],
+    },
+}
 
 
 # --- Challenges, as the payer reads them
@@ -269,15 +285,20 @@ def entry(
 
 
 def challenge(
-    accepts: Sequence[Mapping[str, Any]], *, url: str, description: str, error: str | None
+    accepts: Sequence[Mapping[str, Any]], *, url: str, description: str, error: str | None, is_named: bool
 ) -> tuple[str, str]:
-    """Return name and value of the header that asks for a payment in version 2; see `body`."""
+    """Return name and value of the header that asks for a payment in version 2; see `body`.
+
+    `is_named` declares the extension in which the payer names its payment.
+    """
     content = {
         "x402Version": 2,
         "error": error or _ERROR,
         "resource": {"url": url, "description": description, "mimeType": "application/json"},
         "accepts": list(accepts),
     }
+    if is_named:
+        content[_EXTENSIONS] = {IDENTIFIER: _DECLARED}
     return CHALLENGE_HEADER, fields.encoded(content)
 
 
@@ -356,14 +377,14 @@ def _with_identifier(extensions: str, payment_id: str) -> str:
 
     def identified(value: str) -> str:
         try:
-            declared = fields.json_object(value.encode("utf-8"), _IDENTIFIER)
+            declared = fields.json_object(value.encode("utf-8"), IDENTIFIER)
         except UnreadableChallengeError:
             return value
         info = declared.get("info")
         updated = {**(info if isinstance(info, dict) else {}), "id": payment_id}
         return json_text.print_json({**declared, "info": updated}).decode("ascii")
 
-    return fields.replace_member(extensions, _IDENTIFIER, identified)
+    return fields.replace_member(extensions, IDENTIFIER, identified)
 
 
 # --- Payments, as the seller and its facilitator read them
@@ -376,7 +397,7 @@ def read_payment(name: str, value: str) -> Presented:
         UnreadableChallengeError: it is no payment of its version.
     """
     protocol = PAYMENT_HEADERS[name]
-    content, _ = _parsed(fields.base64_bytes(value.strip(), "the payment"), "the payment")
+    content, extensions = _parsed(fields.base64_bytes(value.strip(), "the payment"), "the payment")
     version = fields.member(content, "x402Version", int)
     if VERSIONS.get(version) is not protocol:
         raise UnreadableChallengeError(f"x402Version {version} is not that of {name}")
@@ -384,7 +405,28 @@ def read_payment(name: str, value: str) -> Presented:
     payload = fields.member(content, "payload", dict)
     if version == 2 and echo.get("scheme") == UPTO:
         return _read_upto(payload, echo)
-    return Presented(protocol=protocol, transaction=fields.transaction(payload, "transaction"), echo=echo)
+    return Presented(
+        protocol=protocol,
+        transaction=fields.transaction(payload, "transaction"),
+        echo=echo,
+        payment_id=_payment_id(extensions),
+    )
+
+
+def _payment_id(extensions: str | None) -> str | None:
+    """Return the name that a payer gave its payment, if any."""
+    found: list[str] = []
+
+    def taken(value: str) -> str:
+        found.append(value)
+        return value
+
+    fields.replace_member(extensions or "{}", IDENTIFIER, taken)
+    declared = fields.json_object(found[-1].encode("utf-8"), IDENTIFIER) if found else {}
+    name = fields.optional(fields.optional(declared, "info", dict) or {}, "id", str)
+    if name is not None and _IDENTIFIED.fullmatch(name) is None:
+        raise UnreadableChallengeError(f"{IDENTIFIER} must be 16 to 128 letters, digits, '-' or '_'")
+    return name
 
 
 def _read_upto(payload: Mapping[str, Any], accepted: Mapping[str, Any]) -> Presented:
@@ -402,17 +444,18 @@ def _read_upto(payload: Mapping[str, Any], accepted: Mapping[str, Any]) -> Prese
     )
 
 
-def read_request(body: bytes) -> tuple[Protocol, Mapping[str, Any], Mapping[str, Any], str]:
+def read_request(body: bytes) -> tuple[Protocol, Mapping[str, Any], Mapping[str, Any], str, str | None]:
     """Parse what a seller sends to its facilitator.
 
-    Return the protocol, the entry of the seller's challenge, what the payment repeats of it, and the
-    transaction of the payment, in base64. Both entries have a scheme and a network.
+    Return the protocol, the entry of the seller's challenge, what the payment repeats of it, the
+    transaction of the payment, in base64, and the payer's name of the payment. Both entries have a scheme and
+    a network.
 
     Raises:
         UnreadableChallengeError: it is no such request; the message names the field.
     """
     # The extensions are those of the payment, which is a member of the body.
-    request, _ = _parsed(body, "the body", depth=2)
+    request, extensions = _parsed(body, "the body", depth=2)
     payment = fields.member(request, "paymentPayload", dict)
     requirements = fields.member(request, "paymentRequirements", dict)
     version = fields.member(payment, "x402Version", int)
@@ -423,7 +466,7 @@ def read_request(body: bytes) -> tuple[Protocol, Mapping[str, Any], Mapping[str,
     for holder in (requirements, claimed):
         for name in ("scheme", "network"):
             fields.member(holder, name, str)
-    return VERSIONS[version], requirements, claimed, transaction
+    return VERSIONS[version], requirements, claimed, transaction, _payment_id(extensions)
 
 
 # --- Receipts
