@@ -1,13 +1,23 @@
 """Makes foreign text safe to print or to show a model: without escape sequences and direction marks."""
 
 import unicodedata
+from typing import Final
+
+_BLANK: Final = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
+"""Letters, marks and a symbol that show nothing."""
 
 
 def printable(text: str) -> str:
-    r"""Return `text` with terminal control characters replaced by escapes, such as `\x1b`."""
-    if text.isprintable():
+    r"""Return `text` with control and invisible characters replaced by escapes, such as `\x1b`.
+
+    A variation selector stays after a symbol, whose look it selects.
+    """
+    if text.isascii() and text.isprintable():
         return text
-    return "".join(character if _is_shown(character) else _escaped(character) for character in text)
+    pairs = zip(" " + text, text, strict=False)
+    return "".join(
+        character if _is_shown(character, before) else _escaped(character) for before, character in pairs
+    )
 
 
 def without_hidden(text: str) -> str:
@@ -28,11 +38,15 @@ def _seen(character: str) -> str:
     category = unicodedata.category(character)
     if category == "Cc":
         return " "
-    is_hidden = category in ("Cf", "Cs") or "\U000e0000" <= character <= "\U000e0fff"
+    is_hidden = category in ("Cf", "Cs") or "\U000e0000" <= character <= "\U000e0fff" or character in _BLANK
     return "" if is_hidden else character
 
 
-def _is_shown(character: str) -> bool:
+def _is_shown(character: str, before: str) -> bool:
+    if "\ufe00" <= character <= "\ufe0f":
+        return unicodedata.category(before) == "So"
+    if character in _BLANK or "\U000e0100" <= character <= "\U000e01ef":
+        return False
     # All spaces are printed as they are, although `isprintable` accepts only the plain one.
     return character.isprintable() or unicodedata.category(character) == "Zs"
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from agentpay.contract import codec
 from agentpay.contract.errors import ErrorCode, FieldError
+from agentpay.contract.printable import printable, without_hidden
 from agentpay_server.platform.errors import Problem, invalid, quote
 
 
@@ -38,3 +39,21 @@ def test_an_invalid_request_lists_every_fault_and_abbreviates_its_message():
 def test_text_of_callers_is_quoted_abbreviated_and_printable(text):
     assert quote(text).isprintable()
     assert len(quote(text)) <= 81
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "read"),
+    [
+        (
+            "Shop \u2764\ufe0f n\u00b0 7\u2009%",
+            "Shop \u2764\ufe0f n\u00b0 7\u2009%",
+            "Shop \u2764\ufe0f n\u00b0 7\u2009%",
+        ),
+        ("Shop\ufe0f", "Shop\\ufe0f", "Shop\ufe0f"),
+        ("Sh\u034fop\u3164\u2800", "Sh\\u034fop\\u3164\\u2800", "Shop"),
+        ("Shop\U000e0101", "Shop\\U000e0101", "Shop"),
+        ("Shop\u202e\x1b[2J", "Shop\\u202e\\x1b[2J", "Shop [2J"),
+    ],
+)
+def test_invisible_characters_are_escaped_for_people_and_dropped_for_models(text, shown, read):
+    assert (printable(text), without_hidden(text)) == (shown, read)
