@@ -10,18 +10,19 @@ tool is returned as the page that a seller over HTTP would have sent.
 import json
 import math
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import ExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, Self
 
 import anyio
 import anyio.to_thread
 import httpx2
+from anyio.abc import TaskStatus
 from anyio.from_thread import start_blocking_portal
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolResult, RequestParamsMeta
+from mcp_types import CONNECTION_CLOSED, CallToolResult, RequestParamsMeta
 
 from agentpay._http.clients import shared_ssl_context
 from agentpay._pay402.fetching import (
@@ -62,43 +63,60 @@ class AsyncToolFetcher:
 
     def __init__(self, target: Target, tool: str, arguments: Mapping[str, Any]) -> None:
         self._target, self._tool, self._arguments = target, tool, arguments
-        self._stack = AsyncExitStack()
         self._client: Client | None = None
         self._failure: Exception | None = None
+        self._ended = anyio.Event()
+        self._context = self._connection()
 
     async def __aenter__(self) -> Self:
         """Connect; a failure is raised by `fetch`."""
+        await self._context.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._context.__aexit__(kind, error, trace)
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[None]:
+        raised = None
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self._connected)
+            try:
+                yield
+            except Exception as error:  # noqa: BLE001 - of the caller, which the group would wrap
+                raised = error
+            finally:
+                self._ended.set()
+        if raised is not None:
+            raise raised
+
+    async def _connected(self, *, task_status: TaskStatus[None]) -> None:
+        """Stay connected until the context ends: the SDK cancels the task whose connection breaks."""
         try:
             found = await anyio.to_thread.run_sync(addresses_of, self._target)
             guarded = _Guarded(self._target, allowed_address(found, self._target))
             # Reads end with what waits for them: connecting, a call, closing.
             timeout = httpx2.Timeout(CONNECT_SECONDS, read=None)
-            async with AsyncExitStack() as stack:
-                # Around what the SDK waits for, however slowly each part arrives.
-                self._scope = stack.enter_context(anyio.move_on_after(_START_SECONDS))
-                http = httpx2.AsyncClient(transport=guarded, timeout=timeout, trust_env=False)
-                await stack.enter_async_context(http)
-                streams = streamable_http_client(self._target.url, http_client=http)
-                client = Client(streams, read_timeout_seconds=_START_SECONDS, extensions=[X402Extension()])
-                self._client = await stack.enter_async_context(client)
-                # Otherwise the SDK drops a paid result that breaks the tool's schema, or if no list comes.
-                self._client.session.validate_tool_result = _unchecked  # type: ignore[assignment,method-assign]
-                self._scope.deadline = math.inf
-                self._stack = stack.pop_all()
+            # Around what the SDK waits for, however slowly each part arrives.
+            with anyio.move_on_after(_START_SECONDS) as scope:
+                async with httpx2.AsyncClient(transport=guarded, timeout=timeout, trust_env=False) as http:
+                    streams = streamable_http_client(self._target.url, http_client=http)
+                    made = Client(streams, read_timeout_seconds=_START_SECONDS, extensions=[X402Extension()])
+                    async with made as self._client:
+                        # Otherwise it drops a paid result that breaks the tool's schema, or if no list comes.
+                        made.session.validate_tool_result = _unchecked  # type: ignore[assignment,method-assign]
+                        scope.deadline = math.inf
+                        task_status.started()
+                        await self._ended.wait()
+                        scope.deadline = anyio.current_time() + _END_SECONDS
         except FetchRefusedError as error:
             self._failure = error
         except Exception as error:  # noqa: BLE001 - of the SDK, in groups or not
             self._failure = self._failed(error)
-        return self
-
-    async def __aexit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        # The SDK may fail to close a connection that is broken.
-        if self._client is not None:
-            self._scope.deadline = anyio.current_time() + _END_SECONDS
-        with suppress(Exception):
-            await self._stack.aclose()
+        if self._client is None:
+            task_status.started()
 
     async def fetch(self, request: PageRequest) -> FetchedPage:
         """Return the result of the tool as a page; its headers may present a payment.
@@ -124,7 +142,8 @@ class AsyncToolFetcher:
                 )
         except MCPError as error:
             if error.code in NO_REPLY:
-                raise self._failed(TimeoutError()) from None
+                is_closed = error.code == CONNECTION_CLOSED
+                raise self._failed(ConnectionError() if is_closed else TimeoutError()) from None
             reply = reply_of_error(error.code, error.message, error.data)
             return self._page(reply, reply.body, "application/json")
         except Exception as error:  # noqa: BLE001 - of the SDK
@@ -146,6 +165,8 @@ class AsyncToolFetcher:
     def _failed(self, error: BaseException) -> FetchFailedError:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
+        if isinstance(error, MCPError):
+            return FetchFailedError(f"{self._target.origin} did not respond as an MCP server does")
         return no_response(type(error).__name__, self._target)
 
 

@@ -99,13 +99,15 @@ def _digest(parts: list[str | None]) -> str:
     return hashlib.sha256(print_json(parts)).hexdigest()
 
 
-def is_news(payment: Payment, *, is_delivered: bool) -> bool:
+def is_news(payment: Payment, *, is_delivered: bool, is_named: bool = False) -> bool:
     """Return whether the service must be told a response, so that no list shows the opposite of it.
 
-    An error after a delivery is none: sellers refuse a payment that they have served.
+    Nothing is news after a delivery: sellers refuse a payment that they have served. So a delivery is news if
+    another process can present the payment again, because it knows its name.
     """
-    has_failed = payment.outcome is not None and not payment.outcome.is_delivered
-    return has_failed or (not is_delivered and not payment.is_replay)
+    if payment.outcome is not None:
+        return not payment.outcome.is_delivered
+    return is_named or not is_delivered
 
 
 @define(eq=False)

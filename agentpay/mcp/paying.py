@@ -10,11 +10,12 @@ twice: the rules are those of `agentpay.payments`, for a call of a tool in place
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from contextvars import ContextVar
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from attrs import frozen
-from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
+from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim, UnexpectedClaimedResult
 from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, CallToolResult, Result, TextContent
 from pydantic import Field
@@ -29,6 +30,8 @@ from agentpay.payments import READ_TIMEOUT_SECONDS, PaymentRecord
 
 if TYPE_CHECKING:
     from agentpay._async.client import AsyncAgentPay
+
+_IS_PAID: Final = ContextVar("a call that presents a payment", default=False)
 
 NO_REPLY: Final = (CONNECTION_CLOSED, REQUEST_TIMEOUT)
 """The codes of the SDK's own errors: the connection was closed, or the reply did not come in time."""
@@ -51,7 +54,7 @@ class X402Extension(ClientExtension):
         return [ResultClaim(result_type=PAYMENT_REQUIRED, model=_PaymentRequired, resolve=_as_tool_error)]
 
 
-async def _as_tool_error(asked: _PaymentRequired, _: ClaimContext) -> CallToolResult:
+async def _as_tool_error(asked: _PaymentRequired, _: ClaimContext | None = None) -> CallToolResult:
     """Return the result in the older form, which every caller of the client understands."""
     required = asked.payment_required
     return CallToolResult(
@@ -111,8 +114,8 @@ class PaidTools:
             max_amount: the maximum USDC to pay for one call; by default only the policy decides. Floats are
                 refused.
             memo: the memo of each payment, at most 200 characters; it stays off chain.
-            read_timeout: how long the result of a paid call may take, in seconds, if the call itself has no
-                longer `read_timeout_seconds`.
+            read_timeout: how long the result of a paid call may take, in seconds, if the call and the
+                session allow less.
             report: whether to report to the service if the tool was delivered. A failed report is logged.
 
         Raises:
@@ -139,6 +142,8 @@ class PaidTools:
         **options: Any,  # noqa: ANN401 - of the SDK
     ) -> PaidToolResult:
         """Call a tool, and pay what it asks for.
+
+        The result of a paid call is returned as it came, not checked against the tool's output schema.
 
         Args:
             name: the tool.
@@ -178,14 +183,14 @@ class PaidTools:
             record, call = sent.extensions.get("payment"), {**options, "meta": meta or None}
             if record is not None:
                 call["meta"] = {**meta, **meta_of(*sent.headers.presented[0])}
-                asked = options.get("read_timeout_seconds") or 0.0
-                call["read_timeout_seconds"] = max(asked, self._read_timeout)
+                asked = options.get("read_timeout_seconds") or _read_timeout_of(self._session)
+                if asked is not None:
+                    call["read_timeout_seconds"] = max(asked, self._read_timeout)
             outcome: CallToolResult | MCPError
             try:
-                outcome = result = await self._session.call_tool(name, arguments, **call)
+                outcome = result = await self._called(name, arguments, call, is_paid=record is not None)
                 reply = reply_of(result.model_dump(by_alias=True, exclude_none=True, mode="json"))
-            except Exception as error:
-                # Those of pydantic take no attribute.
+            except BaseException as error:
                 with suppress(AttributeError):
                     error.payment = record  # type: ignore[attr-defined]
                 if not isinstance(error, MCPError) or error.code in NO_REPLY:
@@ -199,3 +204,43 @@ class PaidTools:
         if isinstance(outcome, MCPError):
             raise outcome
         return PaidToolResult(result=outcome, payment=response.extensions.get("payment"))
+
+    async def _called(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None,
+        options: dict[str, Any],
+        *,
+        is_paid: bool,
+    ) -> CallToolResult:
+        _take_paid_results(getattr(self._session, "session", self._session))
+        token = _IS_PAID.set(is_paid)
+        try:
+            result: CallToolResult = await self._session.call_tool(name, arguments, **options)
+        except UnexpectedClaimedResult as claimed:
+            # A `Client` resolves it; a `ClientSession` does not.
+            if not isinstance(claimed.result, _PaymentRequired):
+                raise
+            return await _as_tool_error(claimed.result)
+        finally:
+            _IS_PAID.reset(token)
+        return result
+
+
+def _take_paid_results(session: Any) -> None:  # noqa: ANN401 - `mcp.ClientSession`
+    """Let a session return what was paid for: its own check drops a result, or waits for a list of tools."""
+    check = getattr(session, "validate_tool_result", None)
+    if check is None or check.__module__ == __name__:
+        return
+
+    async def checked(name: str, result: CallToolResult) -> None:
+        if not _IS_PAID.get():
+            await check(name, result)
+
+    session.validate_tool_result = checked
+
+
+def _read_timeout_of(session: Any) -> float | None:  # noqa: ANN401 - `mcp.Client` or `mcp.ClientSession`
+    """Return how long each call may take, in seconds; None for no limit."""
+    names = ("read_timeout_seconds", "_session_read_timeout_seconds")
+    return next((getattr(session, name) for name in names if hasattr(session, name)), None)

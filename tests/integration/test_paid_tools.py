@@ -4,18 +4,20 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from decimal import Decimal
 from typing import Any
+from unittest.mock import AsyncMock
 from urllib.parse import quote
 
 import bounds
+import httpx
 import pytest
 from awaited import Awaited, sync_and_async
 from mcp import Client, StdioServerParameters
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolResult, ListToolsResult, TextContent
+from mcp_types import CallToolResult, ListToolsResult, TextContent, Tool
 from sellers import EXACT
 from tool_results import assert_consistent
 
@@ -460,3 +462,147 @@ def test_a_server_that_never_ends_a_response_ends_the_call(
     else:
         # What it returned is not lost.
         assert (result.status, result.untrusted_content.body) == (None, "blue")
+
+
+JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2000000\r\n\r\n"
+BREAKS: dict[str, Callable[[bytes], bytes]] = {
+    "nothing": lambda _: b"",
+    "a part": lambda whole: whole[:-9],
+    "garbage": lambda _: b"\0\r\n\r\n",
+    "too much": lambda _: JSON_HEAD + b" " * 2_000_000,
+}
+
+
+@contextlib.asynccontextmanager
+async def breaking(url: str, phrase: bytes, change: Callable[[bytes], bytes]) -> AsyncIterator[str]:
+    """Serve what an MCP server responds, but change the response to the first request with a phrase."""
+    changes = [change]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                method = head.partition(" ")[0]
+                fields = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line)
+                body = await reader.readexactly(int(fields.pop("content-length", "0")))
+                del fields["host"]
+                async with httpx.AsyncClient() as http:
+                    answer = await http.request(method, url, headers=fields, content=body)
+                kind = answer.headers.get("content-type", "text/plain")
+                lines = f"HTTP/1.1 {answer.status_code} -\r\ncontent-type: {kind}\r\ncontent-length: "
+                whole = f"{lines}{len(answer.content)}\r\n\r\n".encode() + answer.content
+                is_changed = phrase in body and bool(changes)
+                writer.write(changes.pop()(whole) if is_changed else whole)
+                if is_changed:
+                    return
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/mcp"
+
+
+@pytest.mark.parametrize("change", BREAKS.values(), ids=BREAKS)
+@pytest.mark.parametrize("phrase", [b"tools/call", b'"x402/payment"'], ids=["asked", "paid"])
+def test_a_connection_that_breaks_ends_the_call_and_not_its_caller(
+    server: AgentPayServer, bot: str, paywall: Paywall, phrase: bytes, change: Callable[[bytes], bytes]
+) -> None:
+    async def call() -> list[Any]:
+        async with breaking(f"{paywall.listen()}/mcp", phrase, change) as url:
+            wanted = {"url": url, "tool": "forecast", "max_usdc": "0.05", "payment_ref": "order-117"}
+            tools = AsyncAgentTools(server.async_agent_client(bot), private_origins=["http://127.0.0.1:*"])
+            paywall.serves_again = True
+            results = [await tools.call_paid_tool(**wanted)]
+            undelivered = server.client().payments.list(status="undelivered").data
+            results += [undelivered and undelivered[0].outcome.status_code]  # type: ignore[union-attr]
+            return [*results, await tools.call_paid_tool(**wanted)]
+
+    broken, listed, again = asyncio.run(call())
+    is_paid = phrase != b"tools/call"
+    assert (broken.status, listed) == (("paid_not_delivered", 504) if is_paid else ("failed", ()))
+    assert "no response came" in broken.reason
+    assert (again.status, spent(server, bot)) == ("settled", PRICE)
+    assert not server.client().payments.list(status="undelivered").data
+
+
+# --- A session of the caller's own
+
+
+def listing(paywall: Paywall, schema: Any) -> Server[Any]:
+    """Return the seller's server with an output schema; without one it never lists its tools."""
+
+    async def list_tools(_context: Any, _params: Any) -> ListToolsResult:
+        if schema is None:
+            await asyncio.Event().wait()
+        names, anything = ("forecast", "free"), {"type": "object"}
+        tools = [Tool(name=name, input_schema=anything, output_schema=schema) for name in names]
+        return ListToolsResult(tools=tools)
+
+    async def call_tool(_context: Any, params: Any) -> Any:
+        if params.name == "free":
+            return CallToolResult(content=[], structured_content={})
+        async with Client(paywall.mcp_server()) as seller:
+            seller.session.validate_tool_result = AsyncMock()  # type: ignore[method-assign]
+            return await seller.call_tool(params.name, params.arguments, meta=params.meta)
+
+    return Server("listing", on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+@pytest.mark.parametrize(
+    "schema", [None, {"type": "object", "required": ["rain"]}, {"type": "cloud"}], ids=str
+)
+def test_a_paid_result_is_returned_whatever_the_schema_of_its_tool(
+    server: AgentPayServer, bot: str, paywall: Paywall, schema: Any
+) -> None:
+    bought = with_tools(server, bot, listing(paywall, schema), forecast)
+    assert bought.result.structured_content == {"path": "/forecast", "paid_usdc": "0.010000"}
+    assert (bought.payment.payment.amount_usdc, spent(server, bot)) == (Decimal(PRICE), PRICE)
+    assert not server.client().payments.list(status="undelivered").data
+
+
+def test_a_result_that_nothing_was_paid_for_is_checked_as_the_sdk_does(
+    server: AgentPayServer, bot: str, paywall: Paywall
+) -> None:
+    async def buy(tools: PaidTools) -> None:
+        await forecast(tools)
+        await tools.call_tool("free")
+
+    with pytest.raises(RuntimeError, match="Invalid structured content"):
+        with_tools(server, bot, listing(paywall, {"type": "object", "required": ["rain"]}), buy)
+
+
+@BINDINGS
+def test_a_bare_session_pays(server: AgentPayServer, bot: str, paywall: Paywall, extensions: Any) -> None:
+    async def buy(tools: PaidTools) -> PaidToolResult:
+        return await forecast(PaidTools(tools._session.session, server.async_agent_client(bot), url=URL))
+
+    bought = with_tools(server, bot, paywall.mcp_server(), buy, extensions=extensions)
+    assert (bought.result.is_error, spent(server, bot)) == (False, PRICE)
+
+
+@pytest.mark.parametrize(
+    ("session", "option", "limit"), [(9.0, None, 9.0), (2.0, None, 5.0), (9.0, 3.0, 5.0), (None, None, None)]
+)
+def test_a_paid_call_has_at_least_the_time_of_an_unpaid_one(
+    server: AgentPayServer,
+    bot: str,
+    paywall: Paywall,
+    session: float | None,
+    option: float | None,
+    limit: float | None,
+) -> None:
+    limits: list[float | None] = []
+
+    async def buy(tools: PaidTools) -> None:
+        async with Client(paywall.mcp_server(), read_timeout_seconds=session) as mcp:
+            original = mcp.call_tool
+
+            async def call(*given: Any, **options: Any) -> Any:
+                limits.append(options.get("read_timeout_seconds"))
+                return await original(*given, **options)
+
+            mcp.call_tool = call  # type: ignore[method-assign]
+            client = server.async_agent_client(bot)
+            options = {} if option is None else {"read_timeout_seconds": option}
+            await PaidTools(mcp, client, url=URL, read_timeout=5.0).call_tool("forecast", **options)
+
+    with_tools(server, bot, paywall.mcp_server(), buy)
+    assert limits == [option, limit]

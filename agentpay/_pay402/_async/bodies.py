@@ -69,10 +69,17 @@ async def skip(response: Any) -> None:
     drop(response)
 
 
-def watch(response: Any, broken: Callable[[], Awaitable[None]]) -> None:
-    """Call `broken` if reading the body of a response ends in an error. One that stops reading is none."""
+def watch(
+    response: Any,
+    broken: Callable[[], Awaitable[None]],
+    whole: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Call `broken` if reading the body of a response ends in an error, else `whole` at its end.
+
+    One that is closed before is whole, too. If `whole` is cancelled, the caller does not get the body.
+    """
     watched = messages.stream_of(_Body, response)
-    response.stream = watched(response.stream, aiter(response.stream), iter(()), broken=broken)
+    response.stream = watched(response.stream, aiter(response.stream), iter(()), broken=broken, whole=whole)
 
 
 @define(eq=False, slots=False)
@@ -84,6 +91,7 @@ class _Body:
     read: Iterator[bytes]
     failure: Exception | None = None
     _broken: Callable[[], Awaitable[None]] | None = None
+    _whole: Callable[[], Awaitable[None]] | None = None
     is_cut: bool = False
 
     @property
@@ -102,14 +110,22 @@ class _Body:
         if self.rest is None or self.is_cut:
             raise StopAsyncIteration
         try:
-            part: bytes = await anext(self.rest)
-        except StopAsyncIteration:
-            raise
+            part: bytes | None = await anext(self.rest, None)
+            if part is None:
+                await self._end()
         except BaseException:
+            self._whole = None
             if self._broken is not None:
                 await self._broken()
             raise
+        if part is None:
+            raise StopAsyncIteration
         return part
+
+    async def _end(self) -> None:
+        whole, self._whole = self._whole, None
+        if whole is not None:
+            await whole()
 
     async def aclose(self) -> None:
         # unasync: async only
@@ -117,6 +133,7 @@ class _Body:
             await self.rest.aclose()
         # unasync: end of async only
         await self._stream.aclose()
+        await self._end()
 
 
 def _decoded(response: Any, chunks: list[bytes]) -> bytes | None:

@@ -7,14 +7,15 @@ a request may go, and what the model reads.
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 from attrs import evolve, frozen
 
 from agentpay._async.client import AsyncAgentPay
+from agentpay._calls.options import CallOptions
 from agentpay._http.clients import cookie_of
 from agentpay._pay402 import fetching
-from agentpay._pay402._async.outcomes import report_outcome
+from agentpay._pay402._async.outcomes import BRIEFLY, report_outcome
 from agentpay._pay402._async.purchases import AsyncPurchases
 from agentpay._pay402.challenges import NO_RESPONSE, receipt_in, sells_by_session, url_sent
 from agentpay._pay402.fetching import (
@@ -203,14 +204,16 @@ class AsyncPaidFetches:
         except (FetchRefusedError, FetchFailedError):
             return None
 
-    async def _report_outcome(self, paid: Payment | SessionStep, page: FetchedPage | None) -> None:
+    async def _report_outcome(
+        self, paid: Payment | SessionStep, page: FetchedPage | None, **options: Unpack[CallOptions]
+    ) -> None:
         """Report the seller's response to a payment or a voucher, or that none arrived."""
         report = VoucherReport(
             charge_id=identifier_of(paid),
             status_code=NO_RESPONSE if page is None else page.status,
             receipt=None if page is None else receipt_in(page.headers),
         )
-        await report_outcome(self._client, report)
+        await report_outcome(self._client, report, **options)
 
     def _in_session(
         self, ref: str, step: SessionStep, status: PaymentStatus, reason: str | None
@@ -319,8 +322,11 @@ class AsyncPaidFetches:
             reason = f"The seller responded {page.status}: a redirect of the paid request is not followed."
         elif page is not None and not page.is_success:
             reason = f"The seller responded {page.status} to the payment that was presented."
-        if is_news(payment, is_delivered=page is not None and page.is_success):
-            await self._report_outcome(payment, page)
+        is_delivered = page is not None and page.is_success
+        if is_news(payment, is_delivered=is_delivered, is_named=True):
+            # A redirect that is not followed is no response that can be used.
+            is_redirect = page is not None and page.status in _REDIRECTS
+            await self._report_outcome(payment, None if is_redirect else page, **BRIEFLY)
         result = _because(await self._outcome(ref, payment), reason)
         return _with_page(_if_delivered(result, page), page)
 

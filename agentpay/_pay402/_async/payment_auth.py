@@ -32,7 +32,7 @@ from agentpay._calls.settings import logger
 from agentpay._pay402 import messages, undelivered
 from agentpay._pay402._async.bodies import drop, peek, skip, watch
 from agentpay._pay402._async.closing import present_close
-from agentpay._pay402._async.outcomes import AsyncLateReports, report_outcome
+from agentpay._pay402._async.outcomes import BRIEFLY, AsyncLateReports, report_outcome
 from agentpay._pay402.challenges import (
     NO_RESPONSE,
     Challenge,
@@ -129,10 +129,16 @@ class AsyncPayer:
                         response = yield request
                     if response.status_code != 402:
                         break
-                duration_ms = int((time.monotonic() - started) * 1000)
                 messages.note(response, evolve(record, receipt=messages.receipt_of(response)))
-                await self._report_response(response, challenge, paid, duration_ms)
-                await self._end(response, purchase, paid)
+                report = self._report_of(response, paid, time.monotonic() - started)
+                logger.info("presented %s to %s: %d", report.charge_id, challenge.origin, report.status_code)
+                if isinstance(paid, SessionStep):
+                    await self._report_voucher(challenge.origin, report)
+                elif not response.is_success:
+                    await self._report(purchase, paid, report)
+                await self._end(response, purchase, paid, report)
+                if not purchase.name.is_chosen:
+                    messages.forget(request, response)
 
     # --- Before a payment
 
@@ -240,30 +246,29 @@ class AsyncPayer:
 
     # --- After a payment
 
-    async def _report_response(
-        self, response: Any, challenge: Challenge, paid: Payment | SessionStep, duration_ms: int
-    ) -> None:
-        """Report the response if it is news; late, if a next voucher can take it along."""
-        is_voucher = isinstance(paid, SessionStep)
-        report = VoucherReport(
+    def _report_of(self, response: Any, paid: Payment | SessionStep, seconds: float) -> VoucherReport:
+        is_timed = self.report or isinstance(paid, SessionStep)
+        return VoucherReport(
             charge_id=messages.identifier_of(paid),
             status_code=response.status_code,
             receipt=messages.receipt_of(response),
-            duration_ms=duration_ms if is_voucher or self.report else None,
+            duration_ms=int(seconds * 1000) if is_timed else None,
         )
-        logger.info("presented %s to %s: %d", report.charge_id, challenge.origin, report.status_code)
-        if self.late is not None and is_voucher and report.status_code < 400 and not self.report:
-            self.late.keep(challenge.origin, report)
-        elif self._is_news(paid, is_delivered=report.status_code < 400):
-            await report_outcome(self.client, report, **({} if is_voucher or self.report else _BRIEFLY))
 
-    def _is_news(self, paid: Payment | SessionStep, *, is_delivered: bool) -> bool:
-        """Return whether an outcome is reported. An error after a reported delivery is not."""
-        if isinstance(paid, SessionStep):
-            return True
-        if self.report:
-            return is_delivered or paid.outcome is None or not paid.outcome.is_delivered
-        return undelivered.is_news(paid, is_delivered=is_delivered)
+    async def _report_voucher(self, origin: str, report: VoucherReport) -> None:
+        """Report the response to a voucher; late, if a next one can take it along."""
+        if self.late is not None and report.status_code < 400 and not self.report:
+            self.late.keep(origin, report)
+        else:
+            await report_outcome(self.client, report)
+
+    async def _report(self, purchase: Purchase, paid: Payment | SessionStep, report: VoucherReport) -> None:
+        """Report the response to a payment if it is news."""
+        is_named, is_delivered = self.report or purchase.name.key is not None, report.status_code < 400
+        if not isinstance(paid, Payment):
+            return
+        if undelivered.is_news(paid, is_delivered=is_delivered, is_named=is_named):
+            await report_outcome(self.client, report, **BRIEFLY)
 
     @contextlib.asynccontextmanager
     async def _told_if_lost(self, request: Any, paid: Payment | SessionStep) -> AsyncGenerator[None]:
@@ -273,30 +278,40 @@ class AsyncPayer:
         except Exception:
             raise
         except BaseException as end:
-            if messages.is_lost(request, end) and self._is_news(paid, is_delivered=False):
+            if messages.is_lost(request, end):
                 await self._report_lost(paid)
             raise
 
     async def _report_lost(self, paid: Payment | SessionStep) -> None:
+        if isinstance(paid, Payment) and not undelivered.is_news(paid, is_delivered=False):
+            return
         report = VoucherReport(charge_id=messages.identifier_of(paid), status_code=NO_RESPONSE)
         # unasync: async only
         import anyio  # noqa: PLC0415 - httpx brings it, and few responses are lost
         # unasync: end of async only
 
         with anyio.CancelScope(shield=True):
-            await report_outcome(self.client, report, **_BRIEFLY)
+            await report_outcome(self.client, report, **BRIEFLY)
 
-    async def _end(self, response: Any, purchase: Purchase, paid: Payment | SessionStep) -> None:
+    async def _end(
+        self, response: Any, purchase: Purchase, paid: Payment | SessionStep, report: VoucherReport
+    ) -> None:
         """Return if the seller delivers, or if it has failed for the first time.
+
+        That it has delivered is reported once its body is read, unless it breaks off.
 
         Raises:
             PaidNotDeliveredError: it does not, and a voucher was signed or the payment has settled.
             PaymentRefusedError: it does not, and the payment may still settle.
         """
         if 200 <= response.status_code < 400:
-            purchase.deliver()
             if response.is_success:
-                watch(response, partial(self.broken_off, purchase, paid))
+                whole = partial(self._report, purchase, paid, report)
+                if response.is_stream_consumed:
+                    await whole()
+                else:
+                    watch(response, partial(self.broken_off, purchase, paid), whole)
+            purchase.deliver()
             return
         if response.status_code != 402 and not purchase.is_joined:
             return
@@ -314,7 +329,7 @@ class AsyncPayer:
     async def broken_off(self, purchase: Purchase, paid: Payment | SessionStep) -> None:
         """Note that a body broke off; of a voucher, the response is reported already."""
         purchase.end()
-        if isinstance(paid, Payment) and self._is_news(paid, is_delivered=False):
+        if isinstance(paid, Payment):
             await self._report_lost(paid)
 
     def _refused(

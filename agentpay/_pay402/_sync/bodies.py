@@ -70,10 +70,17 @@ def skip(response: Any) -> None:
     drop(response)
 
 
-def watch(response: Any, broken: Callable[[], None]) -> None:
-    """Call `broken` if reading the body of a response ends in an error. One that stops reading is none."""
+def watch(
+    response: Any,
+    broken: Callable[[], None],
+    whole: Callable[[], None] | None = None,
+) -> None:
+    """Call `broken` if reading the body of a response ends in an error, else `whole` at its end.
+
+    One that is closed before is whole, too. If `whole` is cancelled, the caller does not get the body.
+    """
     watched = messages.stream_of(_Body, response)
-    response.stream = watched(response.stream, iter(response.stream), iter(()), broken=broken)
+    response.stream = watched(response.stream, iter(response.stream), iter(()), broken=broken, whole=whole)
 
 
 @define(eq=False, slots=False)
@@ -85,6 +92,7 @@ class _Body:
     read: Iterator[bytes]
     failure: Exception | None = None
     _broken: Callable[[], None] | None = None
+    _whole: Callable[[], None] | None = None
     is_cut: bool = False
 
     @property
@@ -103,17 +111,26 @@ class _Body:
         if self.rest is None or self.is_cut:
             raise StopIteration
         try:
-            part: bytes = next(self.rest)
-        except StopIteration:
-            raise
+            part: bytes | None = next(self.rest, None)
+            if part is None:
+                self._end()
         except BaseException:
+            self._whole = None
             if self._broken is not None:
                 self._broken()
             raise
+        if part is None:
+            raise StopIteration
         return part
+
+    def _end(self) -> None:
+        whole, self._whole = self._whole, None
+        if whole is not None:
+            whole()
 
     def close(self) -> None:
         self._stream.close()
+        self._end()
 
 
 def _decoded(response: Any, chunks: list[bytes]) -> bytes | None:

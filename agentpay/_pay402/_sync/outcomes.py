@@ -9,7 +9,7 @@ voucher of the session.
 import contextlib
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 import attrs
 
@@ -19,6 +19,9 @@ from agentpay._calls.settings import logger
 from agentpay._pay402.timing import Locks, Timer
 from agentpay.contract.ext.payments import VoucherReport
 from agentpay.errors import AgentPayError
+
+BRIEFLY: Final[CallOptions] = {"max_retries": 0, "total_timeout": 2.0}
+"""For reports that a caller waits for, who may have a result already."""
 
 
 def report_outcome(

@@ -8,14 +8,15 @@ a request may go, and what the model reads.
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 from attrs import evolve, frozen
 
 from agentpay._sync.client import AgentPay
+from agentpay._calls.options import CallOptions
 from agentpay._http.clients import cookie_of
 from agentpay._pay402 import fetching
-from agentpay._pay402._sync.outcomes import report_outcome
+from agentpay._pay402._sync.outcomes import BRIEFLY, report_outcome
 from agentpay._pay402._sync.purchases import Purchases
 from agentpay._pay402.challenges import NO_RESPONSE, receipt_in, sells_by_session, url_sent
 from agentpay._pay402.fetching import (
@@ -204,14 +205,16 @@ class PaidFetches:
         except (FetchRefusedError, FetchFailedError):
             return None
 
-    def _report_outcome(self, paid: Payment | SessionStep, page: FetchedPage | None) -> None:
+    def _report_outcome(
+        self, paid: Payment | SessionStep, page: FetchedPage | None, **options: Unpack[CallOptions]
+    ) -> None:
         """Report the seller's response to a payment or a voucher, or that none arrived."""
         report = VoucherReport(
             charge_id=identifier_of(paid),
             status_code=NO_RESPONSE if page is None else page.status,
             receipt=None if page is None else receipt_in(page.headers),
         )
-        report_outcome(self._client, report)
+        report_outcome(self._client, report, **options)
 
     def _in_session(
         self, ref: str, step: SessionStep, status: PaymentStatus, reason: str | None
@@ -320,8 +323,11 @@ class PaidFetches:
             reason = f"The seller responded {page.status}: a redirect of the paid request is not followed."
         elif page is not None and not page.is_success:
             reason = f"The seller responded {page.status} to the payment that was presented."
-        if is_news(payment, is_delivered=page is not None and page.is_success):
-            self._report_outcome(payment, page)
+        is_delivered = page is not None and page.is_success
+        if is_news(payment, is_delivered=is_delivered, is_named=True):
+            # A redirect that is not followed is no response that can be used.
+            is_redirect = page is not None and page.status in _REDIRECTS
+            self._report_outcome(payment, None if is_redirect else page, **BRIEFLY)
         result = _because(self._outcome(ref, payment), reason)
         return _with_page(_if_delivered(result, page), page)
 

@@ -67,8 +67,9 @@ class Facilitator:
             "/verify": self.verify,
             "/settle": self.settle,
         }
-        self._settling: set[str] = set()
-        # Payments that were broadcast, by payers and their names for them.
+        # By message hash, and by payer and the payer's name of the payment.
+        self._settling: set[str | tuple[str, str]] = set()
+        # The payments that were broadcast, by payer and name.
         self._named: dict[tuple[str, str], CheckedPayment] = {}
 
     def supported(self) -> Json:
@@ -85,7 +86,7 @@ class Facilitator:
 
     async def verify(self, body: bytes) -> Json:
         try:
-            checked = self._checked(*x402.read_request(body)[:4])
+            checked = self._checked(*x402.read_request(body))
             await self._simulate(checked)
         except InvalidPaymentError as refused:
             return {
@@ -97,11 +98,9 @@ class Facilitator:
         return {"isValid": True, "payer": checked.payer}
 
     async def settle(self, body: bytes) -> Json:
-        protocol, requirements, claimed, transaction, name = x402.read_request(body)
+        protocol, requirements, claimed, transaction, payment_id = x402.read_request(body)
         try:
-            checked = self._checked(protocol, requirements, claimed, transaction)
-            if name is not None:
-                await self._name(checked, name)
+            checked = self._checked(protocol, requirements, claimed, transaction, payment_id)
             signature = await self._settled_or_not(checked)
         except InvalidPaymentError as refused:
             return {
@@ -120,6 +119,7 @@ class Facilitator:
         requirements: Mapping[str, Any],
         claimed: Mapping[str, Any],
         transaction: str,
+        payment_id: str | None,
     ) -> CheckedPayment:
         """Return a payment, completed with the seller's signature, if it is what the requirements say."""
         network = _network(protocol)
@@ -148,7 +148,8 @@ class Facilitator:
         except ValueError:
             raise InvalidPaymentError(UNDECODABLE, "the transaction is not base64") from None
         checked = check_payment(raw, terms, fee_payers=(self._fee_payer.address,))
-        return evolve(checked, transaction=self._fee_payer.completed(checked.transaction))
+        completed = self._fee_payer.completed(checked.transaction)
+        return evolve(checked, transaction=completed, payment_id=payment_id)
 
     async def _simulate(self, checked: CheckedPayment) -> None:
         try:
@@ -156,26 +157,6 @@ class Facilitator:
             await self._fee_payer.simulate(checked.transaction)
         except RpcError as error:
             raise InvalidPaymentError("transaction_simulation_failed", str(error), checked.payer) from None
-
-    async def _name(self, checked: CheckedPayment, name: str) -> None:
-        """Take one payment for each name, so that a payer who signs again by mistake is not charged twice.
-
-        The same payment again remains a duplicate: the payer chooses the name, and a seller that relies on
-        that refusal would otherwise serve it twice.
-        """
-        other = self._named.get((checked.payer, name))
-        if other is not None and other.message_hash != checked.message_hash:
-            try:
-                is_taken = other.message_hash in self._settling
-                is_taken = is_taken or await self._fee_payer.has_landed(other.transaction)
-            except RpcError as error:
-                raise InvalidPaymentError("transaction_failed", str(error), checked.payer) from None
-            if is_taken:
-                reason = f"another payment has this {x402.IDENTIFIER}"
-                raise InvalidPaymentError(DUPLICATE, reason, checked.payer)
-        self._named[checked.payer, name] = checked
-        if len(self._named) > _NAMES_MAX:
-            del self._named[next(iter(self._named))]
 
     async def _settled_or_not(self, checked: CheckedPayment) -> str:
         """Settle a payment, or do what one armed fault says; a fault counts the payments that it affects."""
@@ -209,20 +190,31 @@ class Facilitator:
         """Broadcast a payment that has not landed, and return its signature.
 
         Of two requests for one payment, one settles: the other is refused while it does, and later because
-        the payment has landed.
+        the payment has landed. So is another payment with its name, of a payer who signed again by mistake.
+        The payer chooses the name, so it makes no duplicate acceptable: sellers would serve it twice.
         """
-        if checked.message_hash in self._settling:
+        name = None if checked.payment_id is None else (checked.payer, checked.payment_id)
+        identities: set[str | tuple[str, str]] = {checked.message_hash, name or checked.message_hash}
+        if not self._settling.isdisjoint(identities):
             raise InvalidPaymentError(DUPLICATE, "this payment is being settled", checked.payer)
-        self._settling.add(checked.message_hash)
+        self._settling |= identities
         try:
             if await self._fee_payer.has_landed(checked.transaction):
                 raise InvalidPaymentError(DUPLICATE, "this payment has settled", checked.payer)
+            other = None if name is None else self._named.get(name)
+            if other is not None and await self._fee_payer.may_land(other.transaction):
+                reason = f"another payment has this {x402.IDENTIFIER}"
+                raise InvalidPaymentError(DUPLICATE, reason, checked.payer)
             await self._simulate(checked)
+            if name is not None:
+                self._named[name] = checked
+                if len(self._named) > _NAMES_MAX:
+                    del self._named[next(iter(self._named))]
             return await self._fee_payer.settle(checked, waits=waits)
         except RpcError as error:
             raise InvalidPaymentError("transaction_failed", str(error), checked.payer) from None
         finally:
-            self._settling.discard(checked.message_hash)
+            self._settling -= identities
 
     # --- HTTP
 

@@ -86,11 +86,13 @@ class CheckedPayment:
     """A transaction that pays the terms, if the chain accepts it.
 
     The signature slot of the seller's fee payer may be empty. `message_hash` does not depend on signatures.
+    `payment_id` is the payer's name of the payment, if it gave one.
     """
 
     transaction: VersionedTransaction
     message_hash: str
     payer: str
+    payment_id: str | None = None
 
     @property
     def signature(self) -> str:
@@ -399,7 +401,19 @@ class FeePayer:
             raise RpcError(PREFLIGHT_FAILURE, str(error))
 
     async def has_landed(self, transaction: VersionedTransaction) -> bool:
-        """Return whether a completed transaction has landed without an error.
+        """Return whether a completed transaction has landed without an error."""
+        return await self._landing(transaction) is True
+
+    async def may_land(self, transaction: VersionedTransaction) -> bool:
+        """Return whether a completed transaction has landed without an error, or can."""
+        has_landed = await self._landing(transaction)
+        if has_landed is None:
+            blockhash = str(transaction.message.recent_blockhash)
+            has_landed = (await self._rpc("isBlockhashValid", blockhash))["value"]
+        return has_landed
+
+    async def _landing(self, transaction: VersionedTransaction) -> bool | None:
+        """Return whether a transaction has landed without an error, or with one; None if it has not landed.
 
         Its first signature is that of its fee payer, which is the same whenever the key signs it.
         """
@@ -408,7 +422,7 @@ class FeePayer:
             return False
         options = {"searchTransactionHistory": True}
         (status,) = (await self._rpc("getSignatureStatuses", signatures, options))["value"]
-        return status is not None and status["err"] is None
+        return None if status is None else status["err"] is None
 
     async def settle(self, checked: CheckedPayment, *, waits: bool = True) -> str:
         """Broadcast a completed payment, and return its signature; `waits` until it has landed.

@@ -180,9 +180,12 @@ class Payments:
         self, connection: Connection, principal: Principal, transfer_id: str, request: ReportOutcome
     ) -> None:
         _own_payment(connection, principal, transfer_id)
-        store.PAYMENTS.changed(
+        is_delivered = 200 <= request.status_code < 400
+        # A seller refuses a payment that it has served: its refusal takes no delivery back.
+        store.PAYMENTS.change(
             connection,
             transfer_id,
+            *(() if is_delivered else (store.IS_UNDELIVERED,)),
             outcome_status=request.status_code,
             outcome_receipt=request.receipt,
             outcome_duration_ms=request.duration_ms,

@@ -111,8 +111,8 @@ class Seller:
         self._other_payee = str(home.keypair("other payee").pubkey())
         self._sales: dict[str, Sale] = {}
         self._replies: dict[str, Reply] = {}
-        # Message hashes of payments by the names that payers gave them.
-        self._named: dict[str, str] = {}
+        # Message hashes of payments by their payers, products and names.
+        self._named: dict[tuple[str, str, str], str] = {}
         self._checking: set[str] = set()
         # Payments to broadcast later, with their due times, by message hash.
         self._late: dict[str, tuple[int, CheckedPayment]] = {}
@@ -259,7 +259,7 @@ class Seller:
         if checked.message_hash in self._checking:
             raise InvalidPaymentError("duplicate_settlement", "this payment is being settled", checked.payer)
         if self.serves_again:
-            self._name(checked, names)
+            self._name(visit, checked, names)
         if signature is not None:
             # The payer has settled it, whatever this seller's mode.
             sale = evolve(_sale(visit, terms, checked), status="settled", tx_signature=signature)
@@ -279,15 +279,16 @@ class Seller:
             self._checking.discard(checked.message_hash)
         return self._after_paying(visit, presented, sale)
 
-    def _name(self, checked: CheckedPayment, names: Iterable[str]) -> None:
+    def _name(self, visit: _Visit, checked: CheckedPayment, names: Iterable[str]) -> None:
         """Take one payment for each name, so that a payer who signs again by mistake is not charged twice."""
         for name in names:
-            other = self._named.get(name, checked.message_hash)
+            key = checked.payer, visit.path, name
+            other = self._named.get(key, checked.message_hash)
             sale = self._sales.get(other)
-            if other in self._checking or (sale is not None and sale.status == "settled"):
+            if other in self._checking or (sale is not None and sale.status != "failed"):
                 reason = f"another payment has this {name.partition(' ')[0]}: present that one again"
                 raise InvalidPaymentError(_CONFLICT, reason, checked.payer)
-            self._named[name] = checked.message_hash
+            self._named[key] = checked.message_hash
 
     def _after_paying(self, visit: _Visit, presented: Presented, sale: Sale) -> Reply:
         match visit.mode:

@@ -236,8 +236,8 @@ _NAMES: Final[dict[type, str]] = {
 # --- What is repeated without being parsed
 
 
-def replace_member(text: str, name: str, replacement: Callable[[str], str], *, depth: int = 1) -> str:
-    """Return a JSON text in which the values of some members are replaced.
+def replace_member(text: str, name: str, replacement: Callable[[str], str]) -> str:
+    """Return the JSON text of an object in which the values of some of its members are replaced.
 
     The result is valid JSON only if the rest of the text is. Time is linear in the length of the text.
 
@@ -245,7 +245,6 @@ def replace_member(text: str, name: str, replacement: Callable[[str], str], *, d
         text: the text, which may be invalid.
         name: name of the members, which must be written without escapes.
         replacement: takes the text of a value, and returns its replacement.
-        depth: how many objects and arrays enclose the members; 1 for members of the whole.
     """
     key, pieces = json.dumps(name), []
     level, position, copied = 0, 0, 0
@@ -259,7 +258,7 @@ def replace_member(text: str, name: str, replacement: Callable[[str], str], *, d
             break
         position = end.end()
         colon = _COLON.match(text, position)
-        if level == depth and colon is not None and text[mark.start() : position] == key:
+        if level == 1 and colon is not None and text[mark.start() : position] == key:
             position = _end_of_value(text, colon.end())
             pieces += [text[copied : colon.end()], replacement(text[colon.end() : position])]
             copied = position

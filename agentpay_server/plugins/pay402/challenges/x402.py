@@ -80,6 +80,7 @@ _AMOUNT_KEYS: Final = {
 }
 _ERROR: Final = "Payment required"
 _EXTENSIONS: Final = "extensions"
+_PAYMENT: Final = "paymentPayload"
 IDENTIFIER: Final = "payment-identifier"
 """The extension in which a payer names a payment, so that sellers recognise it when it comes again."""
 
@@ -142,11 +143,8 @@ def read_body(body: bytes) -> Iterator[Offer | Skipped]:
     return _offers(challenge, Protocol.X402_V1, {}, None)
 
 
-def _parsed(body: bytes, name: str, *, depth: int = 1) -> tuple[dict[str, Any], str | None]:
-    """Parse a message of x402, but not its `extensions`, whose text is returned; None without them.
-
-    `depth` is that of `extensions` in the message: 1 for members of the whole.
-    """
+def _parsed(body: bytes, name: str, *, member: str = _EXTENSIONS) -> tuple[dict[str, Any], str | None]:
+    """Parse a message of x402, but not one `member`, whose text is returned; None without it."""
     found: list[str] = []
 
     def taken(value: str) -> str:
@@ -154,11 +152,11 @@ def _parsed(body: bytes, name: str, *, depth: int = 1) -> tuple[dict[str, Any], 
         return "null"
 
     try:
-        rest = fields.replace_member(body.decode("utf-8"), _EXTENSIONS, taken, depth=depth).encode("utf-8")
+        rest = fields.replace_member(body.decode("utf-8"), member, taken).encode("utf-8")
     except UnicodeDecodeError:
         raise UnreadableChallengeError(f"{name} must be UTF-8") from None
-    extensions = found[-1] if found else "null"
-    return fields.json_object(rest, name), None if extensions == "null" else extensions
+    text = found[-1] if found else "null"
+    return fields.json_object(rest, name), None if text == "null" else text
 
 
 def _offers(
@@ -454,9 +452,8 @@ def read_request(body: bytes) -> tuple[Protocol, Mapping[str, Any], Mapping[str,
     Raises:
         UnreadableChallengeError: it is no such request; the message names the field.
     """
-    # The extensions are those of the payment, which is a member of the body.
-    request, extensions = _parsed(body, "the body", depth=2)
-    payment = fields.member(request, "paymentPayload", dict)
+    request, written = _parsed(body, "the body", member=_PAYMENT)
+    payment, extensions = _parsed((written or "null").encode("utf-8"), _PAYMENT)
     requirements = fields.member(request, "paymentRequirements", dict)
     version = fields.member(payment, "x402Version", int)
     if version not in VERSIONS:
