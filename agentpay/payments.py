@@ -99,9 +99,11 @@ class PaymentAuth(Auth):
                 are not paid. Floats are refused.
             read_timeout: minimum read timeout in seconds for a paid request; a shorter one of the request is
                 raised to it. None keeps the request's.
-            report: whether to report that the seller delivered (`payments.report_outcome`), in an additional
-                request to the service. A failed report is logged and changes nothing. A failure to
-                deliver is always reported, for `payments.list(status="undelivered")`, and so is each response
+            report: whether to report every delivery (`payments.report_outcome`), once the body of the
+                response was read, in an additional request to the service of at most 2 seconds. By default
+                only that of a purchase with a key of yours, which another process can present again. A failed
+                report is logged and changes nothing. A failure to deliver is always reported, for
+                `payments.list(status="undelivered")`, and so is each response
                 to a voucher, because the next voucher waits for it; within `with PaymentAuth(…)` the next
                 request to the service takes that report along, or it is sent after a second.
             seller_client: the HTTP client that presents the close of a session to its seller; by default a

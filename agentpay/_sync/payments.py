@@ -221,7 +221,8 @@ class Payments(Resource):
     ) -> Payment | SessionStep:
         """Report the seller's response to a payment, for the operator's records.
 
-        It is stored as your claim and decides nothing: the outcome is read from the chain.
+        It is stored as your claim and decides nothing: the outcome is read from the chain. A later report
+        replaces an earlier one, but a failure replaces no delivery.
 
         Args:
             transfer_id: the payment, `txn_…`, or a voucher of a session, `chg_…`.

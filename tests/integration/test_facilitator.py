@@ -158,6 +158,8 @@ def test_one_payment_is_settled_for_each_name_that_a_payer_gives(case: Case) -> 
     def named(name: str) -> dict[str, Any]:
         request = case.request()
         request["paymentPayload"]["extensions"] = {"payment-identifier": {"info": {"id": name}}}
+        # What a seller adds does not hide it.
+        request["paymentRequirements"]["extensions"] = {}
         return request
 
     assert supported(case.server)["extensions"] == ["payment-identifier"]
@@ -169,6 +171,14 @@ def test_one_payment_is_settled_for_each_name_that_a_payer_gives(case: Case) -> 
     # The payer chooses the name, so the payment that settled is a duplicate with it too.
     assert (case.told(first), case.told(named("order-7-of-monday"))) == (ONCE, ONCE)
     assert (case.told(named("order-8-of-monday"))[0], case.received) == (True, "0.002000")
+    # A name whose payment may still land is taken; one whose payment cannot is free.
+    with case.server.sandbox.fault("facilitator:pending", times=1):
+        assert case.told(named("order-9-of-monday")) == (False, "settlement_pending")
+    assert case.told(named("order-9-of-monday")) == ONCE
+    late = named("order-10-of-monday")
+    case.server.sandbox.clock.advance(3_600)
+    assert case.told(late)[1] == "transaction_simulation_failed"
+    assert case.told(named("order-10-of-monday"))[0]
     # The chain decides: what a snapshot took back does not count.
     case.server.sandbox.restore(before)
     assert case.told(named("order-7-of-monday"))[0]

@@ -13,13 +13,14 @@ from typing import Any
 import bounds
 import pytest
 import uvicorn
-from attrs import frozen
+from attrs import evolve, frozen
 from awaited import Awaited, sync_and_async
 from sellers import EXACT, _url64, mpp
 from solders.keypair import Keypair
 from tool_results import assert_consistent
 
 from agentpay import AgentPay
+from agentpay._pay402.fetching import AsyncFetcher, FetchedPage, PageRequest
 from agentpay.tools import AgentTools, AsyncAgentTools
 from agentpay.tools.references import key_of
 from agentpay.tools.results import FetchResult
@@ -404,6 +405,38 @@ def test_a_paid_page_is_returned_even_if_its_payment_cannot_be_read(world: World
     assert json.loads(result.untrusted_content.body) == {"sky": "blue"}  # type: ignore[union-attr]
     assert result.reason
     assert world.spent == "0.250000"
+
+
+@pytest.mark.parametrize("end", ["cancelled", "redirect"])
+def test_what_a_model_did_not_get_is_listed(
+    server: AgentPayServer, world: World, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    calls: list[asyncio.Task[Any]] = []
+    fetch = AsyncFetcher.fetch
+
+    async def ending(fetcher: AsyncFetcher, request: PageRequest) -> FetchedPage:
+        page = await fetch(fetcher, request)
+        if page.is_success and end == "cancelled":
+            # While the response is on its way: this call tells nobody.
+            calls[0].cancel()
+            await asyncio.Event().wait()
+        return evolve(page, status=302) if page.is_success else page
+
+    async def run() -> list[str | None]:
+        tools = AsyncAgentTools(server.async_agent_client(world.account), private_origins=LOOPBACK)
+        wanted = {"url": f"{world.paywall.base_url}/forecast", "max_usdc": "1", "payment_ref": REF}
+        statuses = []
+        for _ in range(2):
+            calls[:] = [asyncio.create_task(tools.fetch_paid(**wanted))]
+            (outcome,) = await asyncio.gather(*calls, return_exceptions=True)
+            statuses.append(getattr(outcome, "status", type(outcome).__name__))
+        return statuses
+
+    monkeypatch.setattr(AsyncFetcher, "fetch", ending)
+    first = "CancelledError" if end == "cancelled" else "paid_not_delivered"
+    assert asyncio.run(run()) == [first, "paid_not_delivered"]
+    (listed,) = world.client.payments.list(status="undelivered")
+    assert (listed.outcome and listed.outcome.status_code, world.spent) == (402, "0.250000")
 
 
 # --- Addresses

@@ -277,6 +277,63 @@ def test_a_body_that_breaks_off_is_a_missing_delivery(
     assert (spent(server, bot), undelivered(server)) == (PRICE, 1)
 
 
+OUTCOME = "http:POST /ext/v1/payments/{transfer_id}/outcome"
+
+
+def test_a_refusal_is_a_missing_delivery_if_no_delivery_was_reported(
+    server: AgentPayServer, bot: str
+) -> None:
+    key = {"payment_key": "forecast-7"}
+    with shop(server, mode=Mode.LOSE_REPLY) as paywall, buyer(server, paywall, bot) as http:
+        # The process dies before it tells, or cannot.
+        with server.sandbox.fault(OUTCOME, effect="reset"), pytest.raises(httpx.TransportError):
+            http.get("/forecast", extensions=key)
+        assert undelivered(server) == 0
+        with pytest.raises(errors.PaidNotDeliveredError):
+            http.get("/forecast", extensions=key)
+        assert (spent(server, bot), undelivered(server)) == (PRICE, 1)
+
+
+def test_a_report_takes_no_delivery_back(server: AgentPayServer, bot: str) -> None:
+    client = server.client()
+    with shop(server) as paywall, buyer(server, paywall, bot) as http:
+        transfer_id = http.get("/forecast").extensions["payment"].transfer_id
+    reported = []
+    for status_code in (402, 504, 200, 402, 302, 500):
+        outcome = client.payments.report_outcome(transfer_id, status_code=status_code, receipt="r").outcome
+        reported.append((outcome and outcome.status_code, undelivered(server)))
+    assert reported == [(402, 1), (504, 1), (200, 0), (200, 0), (302, 0), (302, 0)]
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_delivery_is_reported_once_its_body_has_ended(
+    server: AgentPayServer, bot: str, *, is_read: bool
+) -> None:
+    with shop(server) as paywall, buyer(server, paywall, bot, report=True) as http:
+        with http.stream("GET", "/forecast") as response:
+            payments, transfer_id = server.client().payments, response.extensions["payment"].transfer_id
+            assert payments.get(transfer_id).outcome is None
+            if is_read:
+                response.read()
+        outcome = payments.get(transfer_id).outcome
+    assert (outcome and outcome.status_code, undelivered(server)) == (200, 0)
+
+
+def test_a_request_that_is_sent_twice_buys_twice(server: AgentPayServer, bot: str) -> None:
+    with shop(server) as paywall, buyer(server, paywall, bot) as http:
+        request = http.build_request("GET", "/forecast")
+        assert [http.send(request).status_code for _ in range(2)] == [200, 200]
+    assert spent(server, bot) == 2 * PRICE
+
+
+def test_a_maximum_of_which_nothing_was_taken_buys_nothing(server: AgentPayServer, bot: str) -> None:
+    with shop(server) as paywall, buyer(server, paywall, bot) as http:
+        paywall.sell_upto("/answer", "0.05", charge="0.01", mode="fail")
+        assert http.get("/answer").status_code == 500
+        server.sandbox.clock.advance(3 * 3600)
+        assert (spent(server, bot), undelivered(server)) == (0, 0)
+
+
 @pytest.mark.parametrize("effect", ["reset", "reply_lost"], ids=["unasked", "signed"])
 def test_requests_lost_by_the_service_are_paid_once(server: AgentPayServer, bot: str, effect: str) -> None:
     auth = PaymentAuth(server.agent_client(bot).with_options(max_retries=0), account_id=bot)

@@ -17,7 +17,7 @@ from fee_payers import lose_replies_to_fee_payers
 from payer import Payer
 from receivers import eventually
 from sellers import EXACT
-from server_world import START
+from server_world import START, Funded
 from solders.keypair import Keypair
 from solders.transaction import VersionedTransaction
 
@@ -151,6 +151,27 @@ def test_a_name_whose_payment_failed_is_free_again(server: AgentPayServer, shop:
     assert shop.http.get("/forecast", headers=late).status_code == 402
     assert shop.http.get("/forecast", headers=shop.header() | key).status_code == 200
     assert shop.spent == "0.25"
+
+
+def test_a_name_of_a_payment_that_may_still_settle_is_taken(server: AgentPayServer, shop: Shop) -> None:
+    shop.paywall.serves_again, key = True, {"Idempotency-Key": "order-7"}
+    held, other = shop.header() | key, shop.header() | key
+    shop.paywall.mode = Mode.HOLD
+    assert shop.http.get("/forecast", headers=held).status_code == 503
+    assert shop.http.get("/forecast", headers=other).status_code == 409
+    server.sandbox.clock.advance(HELD_SECONDS)
+    assert ([sale.status for sale in shop.paywall.sales], shop.spent) == (["settled"], "0.25")
+
+
+def test_a_name_is_that_of_one_payer_and_one_product(
+    server: AgentPayServer, client: AgentPay, shop: Shop, funded: Funded
+) -> None:
+    shop.paywall.serves_again, key = True, {"Idempotency-Key": "1"}
+    other = Payer(server, funded("1"))
+    shop.paywall.sell("/other", "0.25")
+    for payer, path in ((other, "/forecast"), (shop.payer, "/forecast"), (shop.payer, "/other")):
+        header = payer.header(shop.http.get(path)) | key
+        assert shop.http.get(path, headers=header).status_code == 200
 
 
 def declared(asked: httpx.Response) -> Any:
