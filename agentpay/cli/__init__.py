@@ -44,9 +44,9 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "transfers": ("agentpay.cli.transfers:transfers", "Create, check and list transfers."),
     "payments": (
         "agentpay.cli.payments:payments",
-        "Authorize, list and show payments for API calls that ask for money (HTTP 402).",
+        "Pay for API calls (HTTP 402) and tools (MCP) that ask for money; list payments.",
     ),
-    "sellers": ("agentpay.cli.payments:sellers", "Pin, block and list sellers of HTTP 402."),
+    "sellers": ("agentpay.cli.payments:sellers", "Pin and list sellers; a pin can block one."),
     "sessions": ("agentpay.cli.payments:sessions", "Open, charge, close and list sessions."),
     "approvals": (
         "agentpay.cli.transfers:approvals",

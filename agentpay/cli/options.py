@@ -253,7 +253,11 @@ IDEMPOTENCY_KEY: Final = click.option(
 
 takes_json: Final = click.option("--json", "is_json", is_flag=True, help="Print JSON, one object per line.")
 takes_quiet: Final = click.option(
-    "-q", "--quiet", "is_quiet", is_flag=True, help="Print only the identifier, or only the new key."
+    "-q",
+    "--quiet",
+    "is_quiet",
+    is_flag=True,
+    help="Print only what a script needs, such as an identifier or a new key.",
 )
 takes_yes: Final = click.option("-y", "--yes", "is_yes", is_flag=True, help="Do not ask on a terminal.")
 

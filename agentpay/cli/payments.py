@@ -40,7 +40,7 @@ def _status(payment: Payment) -> str:
 
 payments: Final = group(
     "payments",
-    "Authorize, list and show payments for API calls that ask for money (HTTP 402).",
+    "Pay for API calls (HTTP 402) and tools (MCP) that ask for money; list payments.",
     command("get", "Show a payment.", TRANSFER_ID, call=lambda client: client.payments.get, reads="Payment"),
     listing(
         "list",
@@ -97,7 +97,9 @@ def authorize_payment(
     idempotency_key: str | None,
     **given: Any,  # noqa: ANN401 - as `payments.authorize` takes them
 ) -> None:
-    """Sign the payment for the 402 of URL, read with its headers from standard input.
+    """Sign the payment for the 402 on standard input.
+
+    It is the response of URL with its headers, as curl prints it:
 
     \b
     curl -si https://api.example/x | agentpay payments authorize https://api.example/x -q
@@ -150,7 +152,9 @@ def call_paid_tool(
     max_amount: Decimal,
     payment_ref: str | None,
 ) -> None:
-    """Call a TOOL of the MCP server at URL, with its arguments as JSON, and pay what it asks for.
+    """Call a tool of an MCP server, and pay what it asks for.
+
+    URL is that of the MCP server. The arguments of the tool are JSON.
 
     \b
     agentpay payments call-tool https://tools.example.com/mcp forecast '{"city": "Oslo"}' --max-amount 0.05
@@ -216,15 +220,22 @@ def _origin_of(url: str) -> str:
 
 
 def _response(told: bytes) -> tuple[list[tuple[str, str]], bytes]:
-    """Return the headers and the body of an HTTP response as curl -i prints it: the last of several."""
+    """Return the headers and the body of a 402 as curl -i prints it: the last of several responses."""
     headers: list[tuple[str, str]] = []
+    status = ""
     while told.startswith(b"HTTP/"):
         head, *rest = re.split(rb"\r?\n\r?\n", told, maxsplit=1)
         told = rest[0] if rest else b""
-        pairs = (line.partition(":") for line in head.decode("latin-1").splitlines()[1:])
+        begin, *lines = head.decode("latin-1").splitlines()
+        status = begin.partition(" ")[2].partition(" ")[0]
+        pairs = (line.partition(":") for line in lines)
         headers = [(name.strip(), value.strip()) for name, colon, value in pairs if colon]
     if not headers:
         raise click.UsageError("pass the 402 with its headers on standard input, as curl -si prints it.")
+    if status != "402":
+        raise click.UsageError(
+            f"the response on standard input is {status}, not 402: it asks for no payment."
+        )
     return headers, told
 
 
@@ -232,7 +243,7 @@ _SELLER = click.argument("origin", metavar="SELLER")
 
 sellers: Final = group(
     "sellers",
-    "Pin, block and list sellers of HTTP 402.",
+    "Pin and list sellers; a pin can block one.",
     listing(
         "list",
         "List the pinned sellers, the last pinned first.",
@@ -281,7 +292,7 @@ sellers: Final = group(
     ),
     command(
         "unpin",
-        "Delete the pin of a seller: its challenges decide again, and it is no longer blocked.",
+        "Delete the pin of a seller, which is no longer blocked.",
         _SELLER,
         call=lambda client: client.sellers.delete,
         asks=lambda _client, origin: f"Unpin {origin}? What its challenges claim is believed from then on.",

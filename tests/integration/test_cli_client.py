@@ -123,8 +123,8 @@ def test_the_help_shows_the_summary_of_each_command(group: click.Group, listed: 
         assert command is not None
         assert (command.help or "").split("\n\n")[0].replace("\n", " ") == short
     assert group.get_command(context, "nonsense") is None
-    for path in {path[:-1] for path, _ in every_command(server_main)}:
-        result = CliRunner().invoke(server_main, [*path, "--help"], terminal_width=80)
+    for path in {path[:-1] for path, _ in every_command(group)}:
+        result = CliRunner().invoke(group, [*path, "--help"], terminal_width=80)
         assert "..." not in result.stdout.partition("Commands:")[2], path
 
 

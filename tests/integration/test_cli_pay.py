@@ -192,7 +192,9 @@ def test_a_402_that_curl_prints_is_paid_with_the_header_that_is_printed(
     name, _, value = result.stdout.strip().partition(": ")
     assert httpx.get(url, headers={name: value}).status_code == 200
     assert str(client.accounts.balance(payer).balance_usdc) == "0.750000"
-    assert agentpay(*authorize, "f-8", input=b"{}").exit_code == 2
+    for wrong, says in ((b"{}", "pass the 402"), (told.replace(b" 402", b" 404", 1), "is 404, not 402")):
+        refused = agentpay(*authorize, "f-8", input=wrong)
+        assert (refused.exit_code, says in refused.stderr) == (2, True)
 
     client.policies.update(payer, escalation_threshold="0.1")
     waiting = agentpay(*authorize, "f-9", "--json", input=told)
