@@ -19,7 +19,7 @@ def load(module: str, *, part: str, extra: str) -> ModuleType:
 def needing(
     part: str, *, extra: str = "", package: str = "", refusal: type[Exception] | None = None
 ) -> Iterator[None]:
-    """Say what `part` needs to be installed, if an import in the block fails.
+    """Say what `part` needs to be installed, if an import in the block fails. The innermost block says it.
 
     Args:
         part: what needs the import, as the subject of a sentence.
@@ -38,5 +38,6 @@ def needing(
         from agentpay._installation import install_command  # noqa: PLC0415
 
         install = install_command(extra) if extra else f"pip install {package}"
-        sentence = f"{part} needs {name}, which is not installed: {install}"
+        is_said = isinstance(missing.__cause__, ModuleNotFoundError)
+        sentence = f"{missing}" if is_said else f"{part} needs {name}, which is not installed: {install}"
         raise (refusal(sentence) if refusal else ModuleNotFoundError(sentence, name=name)) from missing

@@ -192,6 +192,10 @@ def _free_text(name: str, value: object) -> str:
     """
     scheme, separator, host = check_text(name, value).partition("://")
     if separator:
+        if "/" in host:
+            raise InvalidArgumentError(
+                f"{name} must be an origin without a path, such as https://api.example, not {value!r:.80}"
+            )
         return _quoted(name, scheme) + quote(separator, safe="") + _quoted(name, host)
     return "/".join(_quoted(name, part) for part in check_text(name, value).split("/"))
 

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Final
 
 import click
 
-from agentpay._loading import load
+from agentpay._loading import load, needing
 from agentpay._version import __version__
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "transfers": ("agentpay.cli.transfers:transfers", "Create, check and list transfers."),
     "payments": (
         "agentpay.cli.payments:payments",
-        "Authorize, list and show payments for API calls that ask for money (HTTP 402).",
+        "Pay for API calls (HTTP 402) and tools (MCP) that ask for money; list payments.",
     ),
-    "sellers": ("agentpay.cli.payments:sellers", "Pin, block and list sellers of HTTP 402."),
+    "sellers": ("agentpay.cli.payments:sellers", "Pin and list sellers; a pin can block one."),
     "sessions": ("agentpay.cli.payments:sessions", "Open, charge, close and list sessions."),
     "approvals": (
         "agentpay.cli.transfers:approvals",
@@ -133,16 +133,12 @@ class Commands(Group):
         return list(self.available)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Return a command; ClickException if it is of the server, whose dependencies are not installed."""
+        """Return a command; ModuleNotFoundError if it needs what is not installed."""
         if cmd_name not in self.available:
             return None
         module, _, name = self.available[cmd_name][0].partition(":")
-        try:
-            # The dependencies of the client's commands were loaded with this module.
-            found = load(module, part=cmd_name, extra="server")
-        except ModuleNotFoundError as missing:
-            raise click.ClickException(f"{missing}") from None
-        command: click.Command = getattr(found, name)
+        # Commands of the client load what they need when they run.
+        command: click.Command = getattr(load(module, part=cmd_name, extra="server"), name)
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
@@ -186,10 +182,11 @@ class Commands(Group):
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - as its base has it
         """Run a command; Ctrl-C ends it with exit code 130 and without a message."""
+        missing = needing("the command line", extra="cli", refusal=click.ClickException)
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             try:
-                with _usage_errors_as(ctx.meta[_WORDS]):
+                with missing, _usage_errors_as(ctx.meta[_WORDS]):
                     return super().invoke(ctx)
             except KeyboardInterrupt:
                 ctx.exit(INTERRUPTED)

@@ -62,7 +62,8 @@ accounts: Final = group(
         "create",
         """Create an account with no USDC and a policy without limits.
 
-        NAME is a label, 1 to 100 characters.
+        NAME is a label, 1 to 100 characters. Names and handles are not unique: another account may have the
+        same.
         """,
         click.argument("name", type=LABEL),
         call=lambda client: client.accounts.create,
@@ -96,9 +97,9 @@ accounts: Final = group(
     ),
     command(
         "get",
-        """Show an account, its live balance, its policy, and why it is suspended.
+        """Show an account with its live balance and its policy.
 
-        ACCOUNT is an identifier, or a unique name or handle.
+        A suspended one has the reason. ACCOUNT is an identifier, or a unique name or handle.
         """,
         ACCOUNT_ID,
         call=lambda client: lambda account_id: _account(client, account_id),

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from typing import Final, NoReturn
 
@@ -11,7 +12,7 @@ from attrs import field, frozen
 from agentpay import AgentPay, errors
 from agentpay._calls.invalid import InvalidArgumentError
 from agentpay.cli import FAILED, OUTCOME_UNKNOWN, REFUSED
-from agentpay.cli.options import DEFAULT_URL, KEY_VARIABLE, PROFILE_VARIABLE, URL_VARIABLE
+from agentpay.cli.options import DEFAULT_URL, KEY_VARIABLE, PROFILE_VARIABLE, URL_VARIABLE, as_typed
 from agentpay.cli.output import CommandRefusedError, Output
 from agentpay.cli.profiles import Config, ConfigError, config_path, is_shared, read_config
 from agentpay.contract.fields import format_timestamp
@@ -22,6 +23,10 @@ _NOT_ALLOWED: Final = (
     errors.InsufficientBalanceError,
     errors.SessionCapExceededError,
 )
+
+
+_OF_ANOTHER_SERVER: Final = (404, 405, 501)
+"""Statuses that, without the service's error body, come from a server that is no service or proxy of one."""
 
 
 @frozen(kw_only=True)
@@ -69,12 +74,16 @@ def reported_errors(address: ServerAccess, output: Output) -> Iterator[None]:
     except errors.ConfigurationError as error:
         raise click.UsageError(str(error).replace("base_url", "--url").replace("api_key", "--key")) from None
     except InvalidArgumentError as error:
-        raise click.UsageError(f"{error}.") from None
+        raise click.UsageError(f"{as_typed(str(error))}.") from None
     except errors.OutcomeUnknownError as error:
         _outcome_unknown(error, output)
     except errors.APIConnectionError as error:
-        _not_answered(error, address, output)
+        if error.may_have_been_processed:
+            raise CommandRefusedError(str(error), output, error="no_answer") from None
+        _not_answered("server", address, output)
     except errors.APIError as error:
+        if error.body is None and error.status_code in _OF_ANOTHER_SERVER:
+            _not_answered("agentpay service", address, output)
         raise CommandRefusedError(
             _sentences(error),
             output,
@@ -121,8 +130,8 @@ def _refuse_both() -> None:
 def _outcome_unknown(error: errors.OutcomeUnknownError, output: Output) -> NoReturn:
     if error.idempotency_key is not None:
         message = (
-            f"{error.operation} may have been processed. Repeat the command with --idempotency-key "
-            f"{error.idempotency_key}: this resumes it and never pays twice."
+            f"{error.operation} may have been processed. Repeat the command with "
+            f"{as_typed('idempotency_key')} {error.idempotency_key}: this resumes it and never pays twice."
         )
     else:
         what = f"transfer {error.transfer_id}" if error.transfer_id else "whether it was done"
@@ -139,11 +148,9 @@ def _outcome_unknown(error: errors.OutcomeUnknownError, output: Output) -> NoRet
     ) from None
 
 
-def _not_answered(error: errors.APIConnectionError, address: ServerAccess, output: Output) -> NoReturn:
-    if error.may_have_been_processed:
-        raise CommandRefusedError(str(error), output, error="no_answer") from None
+def _not_answered(what: str, address: ServerAccess, output: Output) -> NoReturn:
     raise CommandRefusedError(
-        f"no server responds at {address.url}. Start one with agentpay-server serve, or set --url or "
+        f"no {what} responds at {address.url}. Start one with agentpay-server serve, or set --url or "
         f"{URL_VARIABLE}.",
         output,
         error="no_answer",
@@ -151,15 +158,15 @@ def _not_answered(error: errors.APIConnectionError, address: ServerAccess, outpu
 
 
 def _sentences(error: errors.APIError) -> str:
-    said = error.message.rstrip(".")
+    # The details are shown here.
+    said = re.sub(r"; details [^.]+|\. [^.]+ in details[^.]*", "", error.message).rstrip(".")
     shown = [fault for fault in error.details if fault.message not in error.message]
-    said += (": " if shown else "") + "; ".join(f"{fault.field} {fault.message}" for fault in shown)
+    said += (": " if shown else "") + "; ".join(as_typed(f"{each.field} {each.message}") for each in shown)
     if isinstance(error, errors.TransferRejectedError):
         said += errors.possible_again(error.available_at)
     # The message of most errors says it already.
-    advice = (
-        "" if error.advice in said else error.advice.replace("the same idempotency key", "--idempotency-key")
-    )
+    is_said = error.advice in said or " in details" in error.advice
+    advice = "" if is_said else error.advice.replace("the same idempotency key", "--idempotency-key")
     if isinstance(error, errors.AuthenticationError):
         advice = f"Set --key or {KEY_VARIABLE} to the operator key of this server"
     if error.decided_at is not None:
@@ -168,4 +175,4 @@ def _sentences(error: errors.APIError) -> str:
     parts = [f"{said}."] + ([f"{advice}."] if advice else [])
     if error.status_code >= 500 and error.request_id is not None:
         parts.append(f"Request {error.request_id}.")
-    return f"{error.code or error.status_code}: " + " ".join(parts)
+    return f"{error.code or error.status_code}: " + as_typed(" ".join(parts))

@@ -194,7 +194,10 @@ requests: Final = group(
     "List requests that the service has responded to.",
     listing(
         "list",
-        "List the last 1,000 requests of the operator to this server process, newest first.",
+        """List requests of the operator, newest first.
+
+        The server process keeps the last 1,000.
+        """,
         call=lambda client: client.console.request_logs.list,
         columns=[
             Column("when", "at"),

@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 from agentpay import AgentPay, errors
 from agentpay.cli.connection import address_of, client_of
-from agentpay.cli.options import KEY_VARIABLE, URL_VARIABLE, Named, is_identifier
+from agentpay.cli.options import KEY_VARIABLE, URL_VARIABLE, Named, as_typed, is_identifier
 from agentpay.cli.output import CommandRefusedError, Output
 from agentpay.contract.identifiers import ACCOUNT, KEY, TRANSFER, WEBHOOK, is_public_key
 
@@ -102,7 +102,7 @@ def identified(server: AgentPay, output: Output, given: Mapping[str, Any]) -> di
             elif named is not None:
                 values[str(param.name)] = _find(server, output, named, kind)
             elif kind == "own account":
-                values[str(param.name)] = own_account(server, output)
+                values[str(param.name)] = _own_account(server, output, str(param.name))
     return values
 
 
@@ -111,11 +111,11 @@ def find_account(server: AgentPay, output: Output, given: str) -> str:
     return _find(server, output, given, "account")
 
 
-def own_account(server: AgentPay, output: Output) -> str:
-    """Return the account of an agent key."""
+def _own_account(server: AgentPay, output: Output, parameter: str) -> str:
     account_id = server.whoami().account_id
     if account_id is None:
-        raise CommandRefusedError("an operator key has many accounts: name one.", output, error="no_account")
+        message = f"an operator key has many accounts: pass {as_typed(parameter)}."
+        raise CommandRefusedError(message, output, error="no_account")
     return account_id
 
 
@@ -130,7 +130,8 @@ def _find(server: AgentPay, output: Output, given: str, name: str) -> str:
         if kind is not _ACCOUNT:
             raise
         raise CommandRefusedError(
-            f"an agent key cannot look up the account named {given!r}: pass its account_id.",
+            f"an agent key cannot look up the account named {given!r}. Use an operator key, or pass the "
+            "account_id to a command that takes an agent key.",
             output,
             error="forbidden",
         ) from None

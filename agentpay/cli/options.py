@@ -44,6 +44,8 @@ _TIMES: Final = "24h, yesterday, 2026-01-31 or 2026-01-31T12:00:00Z"
 _YEAR_SECONDS: Final = 366 * 24 * 3600
 _PLAIN: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?", re.ASCII)
 _OPAQUE: Final = re.compile(r"[0-9A-Za-z_-]{1,128}", re.ASCII)
+_PARAMETER: Final = re.compile(r"^[a-z_]+|\b[a-z]+(?:_[a-z]+)+\b")
+"""The subject of a message, or another word that can only be a name."""
 
 
 def export_lines(base_url: str, key: str | None) -> list[str]:
@@ -251,7 +253,11 @@ IDEMPOTENCY_KEY: Final = click.option(
 
 takes_json: Final = click.option("--json", "is_json", is_flag=True, help="Print JSON, one object per line.")
 takes_quiet: Final = click.option(
-    "-q", "--quiet", "is_quiet", is_flag=True, help="Print only the identifier, or only the new key."
+    "-q",
+    "--quiet",
+    "is_quiet",
+    is_flag=True,
+    help="Print only what a script needs, such as an identifier or a new key.",
 )
 takes_yes: Final = click.option("-y", "--yes", "is_yes", is_flag=True, help="Do not ask on a terminal.")
 
@@ -273,10 +279,10 @@ def by_option(text: str) -> Decorator:
     return click.option("--by", "key_id", type=ANY_KEY, help=text)
 
 
-def payer_option(parameter: str) -> Decorator:
-    """Return the option `--from`, with the name of its parameter."""
+def payer_option(parameter: str, option: str = "--from") -> Decorator:
+    """Return the option that names the payer, with the name of its parameter."""
     text = "Account that pays. Default: the agent key's."
-    return click.option("--from", parameter, type=OWN_ACCOUNT, help=text)
+    return click.option(option, parameter, type=OWN_ACCOUNT, help=text)
 
 
 def status_option(statuses: object, things: str, more: str = "") -> Decorator:
@@ -324,6 +330,19 @@ def is_given(parameter: str) -> bool:
     """Return whether the option of a parameter is on the command line."""
     source = click.get_current_context().get_parameter_source(parameter)
     return source is ParameterSource.COMMANDLINE
+
+
+def as_typed(message: str) -> str:
+    """Return a message of the client with options and arguments of the command in place of parameters."""
+    context = click.get_current_context()
+    typed = {
+        str(each.name): each.opts[0]
+        if isinstance(each, click.Option)
+        else each.make_metavar(context).strip("[]")
+        for each in context.command.params
+        if each.name != "url"  # The service's; a client's method has the URL of a webhook.
+    }
+    return _PARAMETER.sub(lambda found: typed.get(found[0], found[0]), message)
 
 
 def with_output(command: Function) -> Function:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from agentpay.cli import PENDING_APPROVAL
+from agentpay.cli import FAILED, OUTCOME_UNKNOWN, PENDING_APPROVAL, REFUSED
 from agentpay.cli.commands import Column, Show, command, group, listing
 from agentpay.cli.options import (
     CATEGORY,
@@ -18,6 +18,7 @@ from agentpay.cli.options import (
     TRANSFER_ID,
     USDC,
     account_option,
+    as_typed,
     payer_option,
     status_option,
     takes_server,
@@ -25,6 +26,8 @@ from agentpay.cli.options import (
 from agentpay.contract.choices import PaymentFilter, SessionStatus
 
 if TYPE_CHECKING:
+    from decimal import Decimal
+
     from agentpay import AgentPay
     from agentpay.cli.output import Output
     from agentpay.contract.ext.payments import Payment
@@ -37,7 +40,7 @@ def _status(payment: Payment) -> str:
 
 payments: Final = group(
     "payments",
-    "Authorize, list and show payments for API calls that ask for money (HTTP 402).",
+    "Pay for API calls (HTTP 402) and tools (MCP) that ask for money; list payments.",
     command("get", "Show a payment.", TRANSFER_ID, call=lambda client: client.payments.get, reads="Payment"),
     listing(
         "list",
@@ -71,7 +74,7 @@ payments: Final = group(
 
 @payments.command("authorize")
 @click.argument("resource", metavar="URL")
-@account_option("Account that pays. Default: the agent key's.")
+@payer_option("account_id", "--account")
 @click.option("--max-amount", type=USDC, help="Most to pay. Default: the policy decides.")
 @click.option(
     "--session-cap",
@@ -90,11 +93,13 @@ def authorize_payment(
     server: AgentPay,
     output: Output,
     resource: str,
-    account_id: str | None,
+    account_id: str,
     idempotency_key: str | None,
     **given: Any,  # noqa: ANN401 - as `payments.authorize` takes them
 ) -> None:
-    """Sign the payment for the 402 of URL, read with its headers from standard input.
+    """Sign the payment for the 402 on standard input.
+
+    It is the response of URL with its headers, as curl prints it:
 
     \b
     curl -si https://api.example/x | agentpay payments authorize https://api.example/x -q
@@ -107,14 +112,11 @@ def authorize_payment(
     """  # noqa: D301 - the escape stops click from rewrapping the line
     import uuid
 
-    from agentpay.cli.naming import own_account
-
     headers, body = _response(sys.stdin.buffer.read())
-    payer = account_id or own_account(server, output)
     key = idempotency_key or str(uuid.uuid4())
     with output.progress("Signing"):
         payment = server.payments.authorize(
-            account_id=payer, idempotency_key=key, url=resource, headers=headers, body=body, **given
+            account_id=account_id, idempotency_key=key, url=resource, headers=headers, body=body, **given
         )
     header = payment.header
     if output.is_quiet and not output.is_json and header is not None:
@@ -131,9 +133,13 @@ def authorize_payment(
 @click.argument("resource", metavar="URL")
 @click.argument("tool")
 @click.argument("arguments", metavar="[JSON]", default="{}")
-@account_option("Account that pays. Default: the agent key's.")
-@click.option("--max-amount", required=True, help="Most to pay, in USDC.")
-@click.option("--ref", help="Names the purchase: the same one pays once. Default: a new one.")
+@payer_option("account_id", "--account")
+@click.option("--max-amount", type=USDC, required=True, help="Most to pay.")
+@click.option(
+    "--ref",
+    "payment_ref",
+    help="Names the purchase, in 8 to 120 characters: the same one pays once. Default: a new one.",
+)
 @takes_server
 def call_paid_tool(
     *,
@@ -142,11 +148,13 @@ def call_paid_tool(
     resource: str,
     tool: str,
     arguments: str,
-    account_id: str | None,
-    max_amount: str,
-    ref: str | None,
+    account_id: str,
+    max_amount: Decimal,
+    payment_ref: str | None,
 ) -> None:
-    """Call a TOOL of the MCP server at URL, with its arguments as JSON, and pay what it asks for.
+    """Call a tool of an MCP server, and pay what it asks for.
+
+    URL is that of the MCP server. The arguments of the tool are JSON.
 
     \b
     agentpay payments call-tool https://tools.example.com/mcp forecast '{"city": "Oslo"}' --max-amount 0.05
@@ -158,24 +166,22 @@ def call_paid_tool(
 
     from attrs import evolve
 
-    from agentpay.cli.naming import own_account
     from agentpay.tools import AgentTools
 
     try:
         given = json.loads(arguments)
     except ValueError as error:
         raise click.UsageError(f"the arguments of the tool are not JSON: {error}.") from None
-    payer = account_id or own_account(server, output)
     # Whoever types the address decides where the call may go.
     tools = AgentTools(server, private_origins=[_origin_of(resource)])
-    tools.bind(evolve(server.whoami(), account_id=payer))
+    tools.bind(evolve(server.whoami(), account_id=account_id))
     with output.progress("Calling"):
         result = tools.call_paid_tool(
             url=resource,
             tool=tool,
             arguments=given,
-            max_usdc=max_amount,
-            payment_ref=ref or f"call-{uuid.uuid4()}",
+            max_usdc=f"{max_amount:f}",
+            payment_ref=payment_ref or f"call-{uuid.uuid4()}",
         )
     content = result.untrusted_content
     if output.is_json:
@@ -184,12 +190,24 @@ def call_paid_tool(
         amount = f", {result.amount_usdc} USDC" if result.amount_usdc else ""
         output.note(f"{result.status or 'nothing was asked for'}{amount} (ref {result.payment_ref})")
         if result.reason:
-            output.note(result.reason)
-        if content is not None:
+            output.note(as_typed(result.reason))
+        if content is not None and content.http_status != 402:
             click.echo(content.body)
-    is_delivered = content is not None and content.http_status == 200 and result.status in (None, "settled")
-    if not is_delivered:
-        click.get_current_context().exit(PENDING_APPROVAL if result.status == "pending_approval" else 1)
+    is_delivered = content is not None and content.http_status == 200
+    if not (is_delivered and result.status in _DONE):
+        click.get_current_context().exit(_EXIT_CODES.get(str(result.status), FAILED))
+
+
+_DONE: Final = (None, "settled", "submitted")
+"""Statuses of a payment with which what was delivered is paid, or was free."""
+
+_EXIT_CODES: Final = {
+    "pending_approval": PENDING_APPROVAL,
+    "rejected": REFUSED,
+    "submitted": OUTCOME_UNKNOWN,
+    "unknown": OUTCOME_UNKNOWN,
+}
+"""Of a paid call that is not done, by the status of its payment; of others, it failed."""
 
 
 def _origin_of(url: str) -> str:
@@ -202,15 +220,22 @@ def _origin_of(url: str) -> str:
 
 
 def _response(told: bytes) -> tuple[list[tuple[str, str]], bytes]:
-    """Return the headers and the body of an HTTP response as curl -i prints it: the last of several."""
+    """Return the headers and the body of a 402 as curl -i prints it: the last of several responses."""
     headers: list[tuple[str, str]] = []
+    status = ""
     while told.startswith(b"HTTP/"):
         head, *rest = re.split(rb"\r?\n\r?\n", told, maxsplit=1)
         told = rest[0] if rest else b""
-        pairs = (line.partition(":") for line in head.decode("latin-1").splitlines()[1:])
+        begin, *lines = head.decode("latin-1").splitlines()
+        status = begin.partition(" ")[2].partition(" ")[0]
+        pairs = (line.partition(":") for line in lines)
         headers = [(name.strip(), value.strip()) for name, colon, value in pairs if colon]
     if not headers:
         raise click.UsageError("pass the 402 with its headers on standard input, as curl -si prints it.")
+    if status != "402":
+        raise click.UsageError(
+            f"the response on standard input is {status}, not 402: it asks for no payment."
+        )
     return headers, told
 
 
@@ -218,7 +243,7 @@ _SELLER = click.argument("origin", metavar="SELLER")
 
 sellers: Final = group(
     "sellers",
-    "Pin, block and list sellers of HTTP 402.",
+    "Pin and list sellers; a pin can block one.",
     listing(
         "list",
         "List the pinned sellers, the last pinned first.",
@@ -267,7 +292,7 @@ sellers: Final = group(
     ),
     command(
         "unpin",
-        "Delete the pin of a seller: its challenges decide again, and it is no longer blocked.",
+        "Delete the pin of a seller, which is no longer blocked.",
         _SELLER,
         call=lambda client: client.sellers.delete,
         asks=lambda _client, origin: f"Unpin {origin}? What its challenges claim is believed from then on.",

@@ -1,6 +1,5 @@
 """`agentpay-server pay`: pay an HTTP 402 from the command line, and show the exchange."""
 
-import contextlib
 import uuid
 from decimal import Decimal
 from typing import Final
@@ -9,23 +8,27 @@ import click
 import httpx
 
 from agentpay import AgentPay
-from agentpay._pay402.challenges import refusal_reason, sells_by_session
-from agentpay._pay402.undelivered import is_news
+from agentpay._pay402.challenges import refusal_reason
+from agentpay._pay402.messages import identifier_of
 from agentpay.cli import PENDING_APPROVAL
-from agentpay.cli.options import OWN_ACCOUNT, USDC, takes_server
+from agentpay.cli.options import USDC, payer_option, takes_server
 from agentpay.cli.output import CommandRefusedError, Output
+from agentpay.contract.ext.payments import Payment, SessionStep
 from agentpay.contract.printable import printable
-from agentpay.errors import AgentPayError, PaymentRefusedError
-from agentpay.payments import READ_TIMEOUT_SECONDS, PaymentAuth
+from agentpay.errors import (
+    OutcomeUnknownError,
+    PaidNotDeliveredError,
+    PaymentPendingApprovalError,
+    PaymentRefusedError,
+)
+from agentpay.payments import READ_TIMEOUT_SECONDS, PaymentAuth, PaymentRecord
 
 _SHOWN_CHARACTERS: Final = 2_000
 
 
 @click.command()
 @click.argument("resource", metavar="URL")
-@click.option(
-    "--account", "account_id", type=OWN_ACCOUNT, help="Account that pays. Default: the agent key's."
-)
+@payer_option("account_id", "--account")
 @click.option("--max-amount", type=USDC, help="Most to pay. Default: the policy decides.")
 @click.option(
     "--session-cap",
@@ -35,6 +38,7 @@ _SHOWN_CHARACTERS: Final = 2_000
 @click.option("--method", default="GET", show_default=True, help="HTTP method of the request.")
 @click.option(
     "--payment-key",
+    "idempotency_key",
     help="Idempotency key of the purchase: the same key presents the same payment. Default: a new key.",
 )
 @takes_server
@@ -47,7 +51,7 @@ def pay(
     max_amount: Decimal | None,
     session_cap: Decimal | None,
     method: str,
-    payment_key: str | None,
+    idempotency_key: str | None,
 ) -> None:
     """Request URL, and pay if it responds 402.
 
@@ -57,103 +61,109 @@ def pay(
     With --session-cap, a seller that sells by session gets a voucher. The session stays open for the next
     request, until agentpay sessions close or until it is idle.
     """
-    if payment_key == "":
+    if idempotency_key == "":
         raise click.BadParameter("must not be empty", param_hint="--payment-key")
-    chosen_key = payment_key or str(uuid.uuid4())
-    with httpx.Client(timeout=READ_TIMEOUT_SECONDS, trust_env=False) as http:
-        asked = _sent(http, output, method, resource)
-        if asked.status_code != 402:
-            _shown(output, asked, None)
-            return
-        if session_cap is not None and sells_by_session(asked.headers.multi_items()):
-            auth = PaymentAuth(
-                server, account_id=account_id, max_amount=max_amount, session_cap=session_cap, report=True
-            )
-            answered = _sent(http, output, method, resource, auth=auth, key=chosen_key)
-            _shown_in_session(output, answered, chosen_key)
-            return
-        payment = server.payments.authorize(
-            account_id=account_id,
-            idempotency_key=chosen_key,
-            response=asked,
-            max_amount=max_amount,
-        )
-        output.note(
-            f"{payment.amount_usdc} USDC to {payment.recipient} by {payment.protocol}: {payment.transfer_id} "
-            f"{payment.status}, key {chosen_key}"
-        )
-        if payment.header is None:
+    key = idempotency_key or str(uuid.uuid4())
+    auth = PaymentAuth(server, account_id=account_id, max_amount=max_amount, session_cap=session_cap)
+    exchange = _Exchange(output)
+    with httpx.Client(
+        timeout=READ_TIMEOUT_SECONDS,
+        trust_env=False,
+        event_hooks={"request": [exchange.sends], "response": [exchange.receives]},
+    ) as http:
+        try:
+            response = http.request(method, resource, auth=auth, extensions={"payment_key": key})
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise click.BadParameter(printable(str(error)), param_hint="URL") from None
+        except httpx.HTTPError as error:
+            said = f"no response from {printable(resource)}: {printable(str(error)).rstrip('.')}."
+            if exchange.paid is None:
+                raise CommandRefusedError(said, output, error="no_response") from None
+            output.note(said)
+            transfer_id = identifier_of(exchange.paid)
+            raise OutcomeUnknownError(
+                operation=f"payment {transfer_id}", idempotency_key=key, transfer_id=transfer_id
+            ) from None
+        except PaymentPendingApprovalError as waiting:
             raise CommandRefusedError(
-                f"{payment.transfer_id} waits for approval. Approve it with agentpay approvals "
-                f"approve {payment.transfer_id}, then "
-                f"pay again with --payment-key {chosen_key}.",
+                f"{waiting.transfer_id} waits for approval. Approve it with agentpay approvals approve "
+                f"{waiting.transfer_id}, then repeat the command with --payment-key {key}.",
                 output,
                 exit_code=PENDING_APPROVAL,
                 error="pending_approval",
+                transfer_id=waiting.transfer_id,
+                idempotency_key=key,
+            ) from None
+        except PaymentRefusedError as refused:
+            raise _not_served(output, refused) from None
+    paid = exchange.paid
+    _shown(output, response, None if paid is None else identifier_of(paid))
+    if paid is None:
+        if response.status_code == 402:
+            record: PaymentRecord | None = response.extensions.get("payment")
+            why = (record and record.declined) or "it has no challenge of x402 or MPP"
+            raise CommandRefusedError(f"this 402 is not paid: {why}.", output, error="nothing_payable")
+        return
+    if isinstance(paid, Payment):
+        output.note(f"{paid.transfer_id} is {server.payments.get(paid.transfer_id).status}")
+    else:
+        output.note(f"close it with agentpay sessions close {paid.session_id}")
+    if not response.is_success:
+        failed = PaymentRefusedError(
+            idempotency_key=key,
+            transfer_id=identifier_of(paid),
+            status_code=response.status_code,
+            reason=refusal_reason(response.headers.multi_items(), response.content),
+        )
+        raise _not_served(output, failed)
+
+
+class _Exchange:
+    """Prints each step, and has what was signed once it is presented."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self.paid: Payment | SessionStep | None = None
+
+    def sends(self, request: httpx.Request) -> None:
+        record: PaymentRecord | None = request.extensions.get("payment")
+        if record is None:
+            return
+        paid, key = record.payment or record.session, record.idempotency_key
+        if isinstance(paid, Payment):
+            self._output.note(
+                f"{paid.amount_usdc} USDC to {paid.recipient} by {paid.protocol}: {paid.transfer_id} "
+                f"{paid.status}, key {key}"
             )
-        answered = _sent(http, output, method, resource, {payment.header.name: payment.header.value})
-    if is_news(payment, is_delivered=answered.is_success):
-        with contextlib.suppress(AgentPayError):
-            server.payments.report_outcome(payment.transfer_id, status_code=answered.status_code)
-    _shown(output, answered, payment.transfer_id)
-    output.note(f"{payment.transfer_id} is {server.payments.get(payment.transfer_id).status}")
-    if not answered.is_success:
-        reason = refusal_reason(answered.headers.multi_items(), answered.content)
-        raise _not_served(output, answered.status_code, reason, chosen_key, transfer_id=payment.transfer_id)
+        elif paid is not None:
+            self._output.note(
+                f"{paid.amount_usdc} USDC by {identifier_of(paid)}, key {key}: {paid.running_total_usdc} of "
+                f"{paid.cap_usdc} USDC in {paid.session_id}"
+            )
+        self.paid = paid
+
+    def receives(self, response: httpx.Response) -> None:
+        request, header = response.request, self.paid and self.paid.header
+        paid = f" with {header.name}" if header else ""
+        self._output.note(f"{request.method} {printable(str(request.url))}{paid}: {response.status_code}")
 
 
-def _not_served(
-    output: Output, status_code: int, reason: str | None, key: str, *, transfer_id: str | None
-) -> CommandRefusedError:
-    said = "" if reason is None else f": {printable(reason).rstrip('.')}"
+def _not_served(output: Output, refused: PaymentRefusedError) -> CommandRefusedError:
+    said = "" if refused.reason is None else f": {printable(refused.reason).rstrip('.')}"
+    key, transfer_id = refused.idempotency_key, refused.transfer_id
+    if isinstance(refused, PaidNotDeliveredError):
+        then = f"{transfer_id} is paid, and the seller did not deliver. Nothing more is paid: ask the seller"
+    else:
+        then = f"Repeat the command with --payment-key {key}: it presents the same payment"
     return CommandRefusedError(
-        f"the seller responded {status_code} to the payment{said}. Pay again with "
-        f"--payment-key {key}: it presents the same payment.",
+        f"the seller responded {refused.status_code} to the payment{said}. {then}.",
         output,
         error="not_served",
-        status_code=status_code,
-        reason=reason,
+        status_code=refused.status_code,
+        reason=refused.reason,
         transfer_id=transfer_id,
+        idempotency_key=key,
     )
-
-
-def _shown_in_session(output: Output, response: httpx.Response, key: str) -> None:
-    """Show the response to a voucher, and raise CommandRefusedError if it is no success."""
-    step = response.extensions["payment"].session
-    _shown(output, response, step.charge_id)
-    output.note(
-        f"{step.amount_usdc} USDC by {step.charge_id}, key {key}: {step.running_total_usdc} of "
-        f"{step.cap_usdc} USDC in {step.session_id}"
-    )
-    output.note(f"close it with agentpay sessions close {step.session_id}")
-    if not response.is_success:
-        reason = refusal_reason(response.headers.multi_items(), response.content)
-        raise _not_served(output, response.status_code, reason, key, transfer_id=step.charge_id)
-
-
-def _sent(
-    http: httpx.Client,
-    output: Output,
-    method: str,
-    url: str,
-    header: dict[str, str] | None = None,
-    *,
-    auth: PaymentAuth | None = None,
-    key: str = "",
-) -> httpx.Response:
-    extensions = {} if auth is None else {"payment_key": key}
-    try:
-        response = http.request(method, url, headers=header, auth=auth, extensions=extensions)
-    except PaymentRefusedError as refused:
-        status = refused.status_code
-        raise _not_served(output, status, refused.reason, key, transfer_id=refused.transfer_id) from None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise CommandRefusedError(
-            f"no response from {printable(url)}: {printable(str(error))}.", output, error="no_response"
-        ) from None
-    paid = f" with {next(iter(header))}" if header else " with a voucher" if auth else ""
-    output.note(f"{method} {printable(url)}{paid}: {response.status_code}")
-    return response
 
 
 def _shown(output: Output, response: httpx.Response, transfer_id: str | None) -> None:

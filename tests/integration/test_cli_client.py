@@ -123,8 +123,8 @@ def test_the_help_shows_the_summary_of_each_command(group: click.Group, listed: 
         assert command is not None
         assert (command.help or "").split("\n\n")[0].replace("\n", " ") == short
     assert group.get_command(context, "nonsense") is None
-    for path in {path[:-1] for path, _ in every_command(server_main)}:
-        result = CliRunner().invoke(server_main, [*path, "--help"], terminal_width=80)
+    for path in {path[:-1] for path, _ in every_command(group)}:
+        result = CliRunner().invoke(group, [*path, "--help"], terminal_width=80)
         assert "..." not in result.stdout.partition("Commands:")[2], path
 
 
@@ -312,7 +312,7 @@ def test_a_budget_is_shown_as_a_sentence_and_figures(commands: CommandLine) -> N
     commands.environment["AGENTPAY_API_KEY"] = commands.server.agent_keys.create(account_id).key
     assert commands.json("budget")["account_id"] == account_id
     said = commands.refused("transfers", "create", "--to", "Shop", "--amount", "1")
-    assert said == "Error: an agent key cannot look up the account named 'Shop': pass its account_id.\n"
+    assert "an agent key cannot look up the account named 'Shop'. Use an operator key, or pass" in said
 
 
 def test_funding_without_a_sandbox_shows_the_address_for_usdc(

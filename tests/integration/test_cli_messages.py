@@ -10,7 +10,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 from command_line import NO_CONFIG, WAIT_SECONDS, CommandLine, pending
-from receivers import closed_port
+from receivers import Receiver, closed_port
 from server_world import UNKNOWN
 
 from agentpay.cli import main
@@ -70,15 +70,15 @@ def test_server_text_cannot_control_the_terminal(commands: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        (["search"], "q"),
-        (["payments", "list", "--seller"], "origin"),
-        (["sellers", "pin"], "origin"),
-        (["sellers", "get"], "origin"),
-        (["sellers", "pin", "https://a.example", "--category"], "category"),
-        (["accounts", "create"], "name"),
+        (["search"], "TEXT"),
+        (["payments", "list", "--seller"], "--seller"),
+        (["sellers", "pin"], "SELLER"),
+        (["sellers", "get"], "SELLER"),
+        (["sellers", "pin", "https://a.example", "--category"], "--category"),
+        (["accounts", "create"], "NAME"),
         (["webhooks", "create"], "url"),
-        (["operator-keys", "create"], "name"),
-        (["transfers", "create", "--from", ACCOUNT, "--to", ACCOUNT, "--amount", "1", "--memo"], "memo"),
+        (["operator-keys", "create"], "NAME"),
+        (["transfers", "create", "--from", ACCOUNT, "--to", ACCOUNT, "--amount", "1", "--memo"], "--memo"),
     ],
 )
 def test_an_argument_that_is_no_text_is_a_usage_error(
@@ -203,6 +203,11 @@ def test_without_a_server_it_says_how_to_start_one() -> None:
         (["accounts", "policy", "--key", "k", "a", "--max-daily-spend", "1e1"], "25.50, or none"),
         (["accounts", "policy", "--key", "k", "a", "--pause", "--resume"], "either --pause or --resume"),
         (["accounts", "list", "--key", "k", "--all", "--limit", "3"], "either --all or --limit"),
+        (["sellers", "pin", "--key", "k", "http://a.example/x"], "SELLER must be an origin without a path"),
+        (
+            ["sellers", "pin", "--key", "k", "a", "--max-amount", "abc"],
+            "'--max-amount': 'abc' is not an amount",
+        ),
     ],
 )
 def test_usage_errors_have_exit_code_2(arguments: list[str], says: str) -> None:
@@ -215,17 +220,29 @@ def test_a_refusal_names_its_code_and_what_is_wrong(commands: CommandLine) -> No
     account_id = commands.funded().account_id
     agent_key = commands.server.agent_keys.create(account_id).key
     create = ("keys", "create", "--account", account_id)
+    pay = ("transfers", "create", "--to", account_id, "--amount", "1")
     elsewhere = commands.environment["AGENTPAY_BASE_URL"] + "/v2"
     rows: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
         (("keys", "list", "--key", "ap_operator_wrong"), ("Error: unauthorized: ", "--key")),
         (("keys", "list", "--key", agent_key), ("Error: forbidden: ",)),
-        ((*create, "--name", "x" * 101), ("name must have at most 100 characters",)),
+        ((*create, "--name", "x" * 101), ("--name must have at most 100 characters",)),
         (("keys", "revoke", UNKNOWN["key_id"]), ("not_found",)),
         (("keys", "list", "--url", elsewhere), ("not_found",)),
+        ((*pay, "--from", account_id, "--category", ""), ("is invalid: --category must not be empty.\n",)),
+        (("budget",), ("an operator key has many accounts: pass ACCOUNT.",)),
+        (pay, ("pass --from.",)),
     ]
     for arguments, words in rows:
         said = commands.refused(*arguments)
         assert not [word for word in words if word not in said], said
+
+
+def test_a_url_of_something_else_is_said_to_be_no_service(commands: CommandLine) -> None:
+    with Receiver() as another:
+        another.default = 404
+        for command in (("keys", "list"), ("accounts", "fund", ACCOUNT, "1")):
+            said = commands.refused(*command, "--url", another.url)
+            assert f"no agentpay service responds at {another.url}. Start one" in said
 
 
 def test_a_fault_of_the_server_is_named_and_an_unknown_outcome_asks_to_check(commands: CommandLine) -> None:

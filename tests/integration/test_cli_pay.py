@@ -1,6 +1,8 @@
 """`agentpay-server pay`: pays one 402 from the command line and shows the exchange."""
 
 import json
+import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -57,7 +59,10 @@ def test_pay_pays_once_and_shows_the_exchange(
 
     again = pay("/forecast", "--payment-key", "f-7")
     assert again.exit_code == 1
-    for shown in ("presents the same payment", "responded 402 to the payment: ", "duplicate_settlement"):
+    for shown in (
+        "Nothing more is paid: ask the seller",
+        "responded 402 to the payment: duplicate_settlement",
+    ):
         assert shown in again.stderr
     refused = json.loads(pay("/forecast", "--payment-key", "f-7", "--json").stderr.splitlines()[-1])
     assert (refused["error"], refused["status_code"]) == ("not_served", 402)
@@ -83,18 +88,69 @@ def test_pay_presents_vouchers_of_one_session_that_is_closed_later(
     assert (channel.status, str(channel.settled_usdc)) == ("settled", "0.500000")
 
 
-def test_a_payment_whose_seller_did_not_deliver_is_listed_as_such(
-    pay: Any, agentpay: Any, client: AgentPay, account: Account, paywall: Paywall
+@pytest.mark.parametrize(("mode", "exit_code"), [("fail_after_settling", 1), ("lose_reply", 6)])
+def test_a_payment_whose_seller_did_not_deliver_is_listed_as_such_and_presented_again(
+    pay: Any, agentpay: Any, client: AgentPay, account: Account, paywall: Paywall, mode: str, exit_code: int
 ) -> None:
-    for mode in ("fail_after_settling", "lose_reply", "honest"):
-        paywall.mode, paywall.serves_again = mode, mode == "honest"
-        assert pay("/forecast", "--payment-key", "f-7").exit_code == (0 if mode == "honest" else 1)
-        listed = agentpay("payments", "list").stdout
-        assert "settled" in listed
-        assert ("settled, not delivered" in listed) == (mode != "honest")
+    paywall.mode = mode
+    first = pay("/forecast", "--json")
     (payment,) = client.payments.list(account_id=account.account_id)
-    assert payment.outcome is not None
-    assert payment.outcome.is_delivered
+    told = json.loads(first.stderr.splitlines()[-1])
+    assert (first.exit_code, told["transfer_id"]) == (exit_code, payment.transfer_id)
+    key = told["idempotency_key"]
+    assert f"Repeat the command with --payment-key {key}" in told["message"]
+    assert "settled, not delivered" in agentpay("payments", "list").stdout
+
+    again = pay("/forecast", "--payment-key", key)
+    assert (again.exit_code, again.stdout) == (1, "")
+    assert (
+        f"{payment.transfer_id} is paid, and the seller did not deliver. Nothing more is paid" in again.stderr
+    )
+    paywall.mode, paywall.serves_again = "honest", True
+    assert pay("/forecast", "--payment-key", key).exit_code == 0
+    assert "not delivered" not in agentpay("payments", "list").stdout
+    assert len(client.payments.list(account_id=account.account_id).data) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "exit_code", "shown"),
+    [
+        ("honest", (), 0, ("settled, 0.250000 USDC",)),
+        ("never_settle", (), 0, ("submitted, 0.250000 USDC",)),
+        ("honest", ("--max-amount", "0.1"), 5, ("rejected", "Raise --max-amount")),
+        ("lose_reply", (), 1, ("paid_not_delivered",)),
+        ("hold", (), 6, ("submitted", "responded 500")),
+        ("honest", ("--ref", "o1"), 2, ("--ref must have 8 to 120 characters",)),
+    ],
+)
+def test_the_exit_code_of_a_paid_tool_says_what_became_of_it(
+    agentpay: Any,
+    account: Account,
+    paywall: Paywall,
+    mode: str,
+    options: tuple[str, ...],
+    exit_code: int,
+    shown: tuple[str, ...],
+) -> None:
+    paywall.mode = mode
+    call = ("payments", "call-tool", f"{paywall.base_url}/mcp", "forecast", "--account", account.account_id)
+    result = agentpay(*call, "--max-amount", "1", *options)
+    assert result.exit_code == exit_code, result.output
+    assert not [each for each in shown if each not in result.stderr], result.stderr
+    # A tool's error is printed; where nothing was bought, nothing is.
+    assert bool(result.stdout) == (exit_code not in (2, 5))
+
+
+def test_calling_a_paid_tool_without_its_extra_says_what_to_install(
+    agentpay: Any, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    call = ("payments", "call-tool", "http://127.0.0.1:9/mcp", "x", "--account", account.account_id)
+    result = agentpay(*call, "--max-amount", "1")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert re.fullmatch(
+        r"Error: call_paid_tool needs mcp, which is not installed: .*\[mcp\]'\n", result.stderr
+    )
 
 
 def test_pay_takes_the_account_by_name_or_from_an_agent_key(
@@ -104,7 +160,7 @@ def test_pay_takes_the_account_by_name_or_from_an_agent_key(
     assert commands.run("pay", url, "--account", account.name).exit_code == 0
     key = server.agent_keys.create(account_id=account.account_id, name="Buyer").key
     assert commands.run("pay", url, "--key", key).exit_code == 0
-    assert "name one" in commands.refused("pay", url)
+    assert "pass --account" in commands.refused("pay", url)
     assert [sale.path for sale in paywall.sales] == ["/forecast", "/forecast"]
 
 
@@ -117,8 +173,9 @@ def test_pay_reports_why_it_does_not_pay(
     assert (dear.exit_code, dear.stdout, "Error: " in dear.stderr) == (1, "", True)
     unknown = pay("/else")
     assert (unknown.exit_code, "not_found" in unknown.stdout) == (0, True)
-    gone = commands.refused("pay", "http://127.0.0.1:9/", "--account", account.account_id)
-    assert "no response" in gone
+    payer = ("--account", account.account_id)
+    assert "no response" in commands.refused("pay", "http://127.0.0.1:9/", *payer)
+    assert "URL: Request URL is missing" in commands.run("pay", "example", *payer).stderr
     assert paywall.sales == []
 
 
@@ -135,7 +192,9 @@ def test_a_402_that_curl_prints_is_paid_with_the_header_that_is_printed(
     name, _, value = result.stdout.strip().partition(": ")
     assert httpx.get(url, headers={name: value}).status_code == 200
     assert str(client.accounts.balance(payer).balance_usdc) == "0.750000"
-    assert agentpay(*authorize, "f-8", input=b"{}").exit_code == 2
+    for wrong, says in ((b"{}", "pass the 402"), (told.replace(b" 402", b" 404", 1), "is 404, not 402")):
+        refused = agentpay(*authorize, "f-8", input=wrong)
+        assert (refused.exit_code, says in refused.stderr) == (2, True)
 
     client.policies.update(payer, escalation_threshold="0.1")
     waiting = agentpay(*authorize, "f-9", "--json", input=told)

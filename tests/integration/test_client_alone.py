@@ -11,6 +11,10 @@ from agentpay.__main__ import main as client_main
 from agentpay_server.__main__ import main
 
 WITHOUT = "import sys; sys.modules.update(dict.fromkeys(['click', 'httpx2', 'solders', 'sqlalchemy']))"
+WITHOUT_RICH = (
+    "del sys.modules['click']; sys.modules['rich'] = None; sys.argv[1:] = ['accounts', 'list']; "
+    "from agentpay.__main__ import main"
+)
 
 
 def run(code: str) -> "subprocess.CompletedProcess[str]":
@@ -28,6 +32,7 @@ def run(code: str) -> "subprocess.CompletedProcess[str]":
             "server",
         ),
         ("from agentpay.__main__ import main; main()", "^agentpay: the command line needs click", "cli"),
+        (f"{WITHOUT_RICH}; main()", "^Error: the command line needs rich", "cli"),
     ],
 )
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(code: str, problem: str, extra: str):
