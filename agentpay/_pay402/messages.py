@@ -170,12 +170,9 @@ def present(request: Any, record: PaymentRecord, response: Any, *, read_timeout:
     request.extensions = extensions
 
 
-def forget(request: Any, response: Any) -> None:
+def forget(request: Any) -> None:
     """Take the key of a delivered payment from its request: the same one, sent again, is a new purchase."""
-    if response.status_code < 400:
-        request.extensions = {
-            name: value for name, value in request.extensions.items() if name != "payment_key"
-        }
+    request.extensions = {name: value for name, value in request.extensions.items() if name != "payment_key"}
 
 
 def note(response: Any, record: PaymentRecord) -> None:

@@ -106,7 +106,7 @@ def is_news(payment: Payment, *, is_delivered: bool, is_named: bool = False) -> 
     another process can present the payment again, because it knows its name.
     """
     if payment.outcome is not None:
-        return not payment.outcome.is_delivered
+        return not 200 <= payment.outcome.status_code < 300
     return is_named or not is_delivered
 
 

@@ -1,6 +1,7 @@
 """Bodies of responses to a caller's own httpx or httpx2 client: read in part, or watched."""
 
 import contextlib
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Self
 
@@ -76,10 +77,18 @@ def watch(
 ) -> None:
     """Call `broken` if reading the body of a response ends in an error, else `whole` at its end.
 
-    One that is closed before is whole, too. If `whole` is cancelled, the caller does not get the body.
+    One that is closed before is whole, too, unless its reader is cancelled or cannot decode it. If `whole` is
+    cancelled, the caller does not get the body.
     """
     watched = messages.stream_of(_Body, response)
-    response.stream = watched(response.stream, aiter(response.stream), iter(()), broken=broken, whole=whole)
+    response.stream = watched(
+        response.stream,
+        aiter(response.stream),
+        iter(()),
+        broken=broken,
+        whole=whole,
+        undecodable=messages.http_module_of(response).DecodingError,
+    )
 
 
 @define(eq=False, slots=False)
@@ -92,7 +101,9 @@ class _Body:
     failure: Exception | None = None
     _broken: Callable[[], Awaitable[None]] | None = None
     _whole: Callable[[], Awaitable[None]] | None = None
+    _undecodable: type[Exception] | tuple[()] = ()
     is_cut: bool = False
+    _is_closed: bool = False
 
     @property
     def elapsed(self) -> Any:
@@ -114,26 +125,37 @@ class _Body:
             if part is None:
                 await self._end()
         except BaseException:
-            self._whole = None
-            if self._broken is not None:
-                await self._broken()
+            await self._break()
             raise
         if part is None:
             raise StopAsyncIteration
         return part
 
+    async def aclose(self) -> None:
+        error = sys.exc_info()[1]
+        is_ended = error is not None and not isinstance(error, (Exception, GeneratorExit))
+        if self._whole is not None and (is_ended or isinstance(error, self._undecodable)):
+            await self._break()
+        await self._end()
+
     async def _end(self) -> None:
+        # The connection is free before anything else is sent.
+        if not self._is_closed:
+            self._is_closed = True
+            # unasync: async only
+            if hasattr(self.rest, "aclose"):
+                await self.rest.aclose()
+            # unasync: end of async only
+            await self._stream.aclose()
         whole, self._whole = self._whole, None
         if whole is not None:
             await whole()
 
-    async def aclose(self) -> None:
-        # unasync: async only
-        if hasattr(self.rest, "aclose"):
-            await self.rest.aclose()
-        # unasync: end of async only
-        await self._stream.aclose()
-        await self._end()
+    async def _break(self) -> None:
+        self._whole = None
+        broken, self._broken = self._broken, None
+        if broken is not None:
+            await broken()
 
 
 def _decoded(response: Any, chunks: list[bytes]) -> bytes | None:

@@ -62,7 +62,7 @@ from agentpay.errors import (
 
 _MAX_OPENINGS: Final = 3
 _MAX_PRESENTED: Final = 2
-_BRIEFLY: Final[CallOptions] = {"max_retries": 0, "total_timeout": messages.REFUSAL_SECONDS}
+_SOON: Final[CallOptions] = {"max_retries": 0, "total_timeout": messages.REFUSAL_SECONDS}
 
 
 @define(kw_only=True, eq=False, repr=False)
@@ -134,11 +134,9 @@ class AsyncPayer:
                 logger.info("presented %s to %s: %d", report.charge_id, challenge.origin, report.status_code)
                 if isinstance(paid, SessionStep):
                     await self._report_voucher(challenge.origin, report)
-                elif not response.is_success:
+                elif response.status_code >= 400:
                     await self._report(purchase, paid, report)
-                await self._end(response, purchase, paid, report)
-                if not purchase.name.is_chosen:
-                    messages.forget(request, response)
+                await self._end(request, response, purchase, paid, report)
 
     # --- Before a payment
 
@@ -262,6 +260,14 @@ class AsyncPayer:
         else:
             await report_outcome(self.client, report)
 
+    async def _delivered(
+        self, request: Any, purchase: Purchase, paid: Payment | SessionStep, report: VoucherReport
+    ) -> None:
+        """Note a delivery whose body has ended."""
+        await self._report(purchase, paid, report)
+        if not purchase.name.is_chosen:
+            messages.forget(request)
+
     async def _report(self, purchase: Purchase, paid: Payment | SessionStep, report: VoucherReport) -> None:
         """Report the response to a payment if it is news."""
         is_named, is_delivered = self.report or purchase.name.key is not None, report.status_code < 400
@@ -294,7 +300,12 @@ class AsyncPayer:
             await report_outcome(self.client, report, **BRIEFLY)
 
     async def _end(
-        self, response: Any, purchase: Purchase, paid: Payment | SessionStep, report: VoucherReport
+        self,
+        request: Any,
+        response: Any,
+        purchase: Purchase,
+        paid: Payment | SessionStep,
+        report: VoucherReport,
     ) -> None:
         """Return if the seller delivers, or if it has failed for the first time.
 
@@ -305,12 +316,11 @@ class AsyncPayer:
             PaymentRefusedError: it does not, and the payment may still settle.
         """
         if 200 <= response.status_code < 400:
-            if response.is_success:
-                whole = partial(self._report, purchase, paid, report)
-                if response.is_stream_consumed:
-                    await whole()
-                else:
-                    watch(response, partial(self.broken_off, purchase, paid), whole)
+            whole = partial(self._delivered, request, purchase, paid, report)
+            if response.is_success and not response.is_stream_consumed:
+                watch(response, partial(self.broken_off, purchase, paid), whole)
+            else:
+                await whole()
             purchase.deliver()
             return
         if response.status_code != 402 and not purchase.is_joined:
@@ -321,7 +331,7 @@ class AsyncPayer:
             status = ""
             with contextlib.suppress(AgentPayError):
                 # The service looks it up on chain.
-                status = (await self.client.payments.get(paid.transfer_id, **_BRIEFLY)).status
+                status = (await self.client.payments.get(paid.transfer_id, **_SOON)).status
             kind = PaidNotDeliveredError if status == "settled" else PaymentRefusedError
         reason = refusal_reason(response.headers.multi_items(), body)
         raise self._refused(kind, response, purchase, paid, reason=reason, body=body)

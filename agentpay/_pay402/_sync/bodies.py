@@ -2,6 +2,7 @@
 """Bodies of responses to a caller's own httpx or httpx2 client: read in part, or watched."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -77,10 +78,18 @@ def watch(
 ) -> None:
     """Call `broken` if reading the body of a response ends in an error, else `whole` at its end.
 
-    One that is closed before is whole, too. If `whole` is cancelled, the caller does not get the body.
+    One that is closed before is whole, too, unless its reader is cancelled or cannot decode it. If `whole` is
+    cancelled, the caller does not get the body.
     """
     watched = messages.stream_of(_Body, response)
-    response.stream = watched(response.stream, iter(response.stream), iter(()), broken=broken, whole=whole)
+    response.stream = watched(
+        response.stream,
+        iter(response.stream),
+        iter(()),
+        broken=broken,
+        whole=whole,
+        undecodable=messages.http_module_of(response).DecodingError,
+    )
 
 
 @define(eq=False, slots=False)
@@ -93,7 +102,9 @@ class _Body:
     failure: Exception | None = None
     _broken: Callable[[], None] | None = None
     _whole: Callable[[], None] | None = None
+    _undecodable: type[Exception] | tuple[()] = ()
     is_cut: bool = False
+    _is_closed: bool = False
 
     @property
     def elapsed(self) -> Any:
@@ -115,22 +126,33 @@ class _Body:
             if part is None:
                 self._end()
         except BaseException:
-            self._whole = None
-            if self._broken is not None:
-                self._broken()
+            self._break()
             raise
         if part is None:
             raise StopIteration
         return part
 
+    def close(self) -> None:
+        error = sys.exc_info()[1]
+        is_ended = error is not None and not isinstance(error, (Exception, GeneratorExit))
+        if self._whole is not None and (is_ended or isinstance(error, self._undecodable)):
+            self._break()
+        self._end()
+
     def _end(self) -> None:
+        # The connection is free before anything else is sent.
+        if not self._is_closed:
+            self._is_closed = True
+            self._stream.close()
         whole, self._whole = self._whole, None
         if whole is not None:
             whole()
 
-    def close(self) -> None:
-        self._stream.close()
-        self._end()
+    def _break(self) -> None:
+        self._whole = None
+        broken, self._broken = self._broken, None
+        if broken is not None:
+            broken()
 
 
 def _decoded(response: Any, chunks: list[bytes]) -> bytes | None:

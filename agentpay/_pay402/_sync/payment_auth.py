@@ -63,7 +63,7 @@ from agentpay.errors import (
 
 _MAX_OPENINGS: Final = 3
 _MAX_PRESENTED: Final = 2
-_BRIEFLY: Final[CallOptions] = {"max_retries": 0, "total_timeout": messages.REFUSAL_SECONDS}
+_SOON: Final[CallOptions] = {"max_retries": 0, "total_timeout": messages.REFUSAL_SECONDS}
 
 
 @define(kw_only=True, eq=False, repr=False)
@@ -135,11 +135,9 @@ class Payer:
                 logger.info("presented %s to %s: %d", report.charge_id, challenge.origin, report.status_code)
                 if isinstance(paid, SessionStep):
                     self._report_voucher(challenge.origin, report)
-                elif not response.is_success:
+                elif response.status_code >= 400:
                     self._report(purchase, paid, report)
-                self._end(response, purchase, paid, report)
-                if not purchase.name.is_chosen:
-                    messages.forget(request, response)
+                self._end(request, response, purchase, paid, report)
 
     # --- Before a payment
 
@@ -263,6 +261,14 @@ class Payer:
         else:
             report_outcome(self.client, report)
 
+    def _delivered(
+        self, request: Any, purchase: Purchase, paid: Payment | SessionStep, report: VoucherReport
+    ) -> None:
+        """Note a delivery whose body has ended."""
+        self._report(purchase, paid, report)
+        if not purchase.name.is_chosen:
+            messages.forget(request)
+
     def _report(self, purchase: Purchase, paid: Payment | SessionStep, report: VoucherReport) -> None:
         """Report the response to a payment if it is news."""
         is_named, is_delivered = self.report or purchase.name.key is not None, report.status_code < 400
@@ -291,7 +297,12 @@ class Payer:
         report_outcome(self.client, report, **BRIEFLY)
 
     def _end(
-        self, response: Any, purchase: Purchase, paid: Payment | SessionStep, report: VoucherReport
+        self,
+        request: Any,
+        response: Any,
+        purchase: Purchase,
+        paid: Payment | SessionStep,
+        report: VoucherReport,
     ) -> None:
         """Return if the seller delivers, or if it has failed for the first time.
 
@@ -302,12 +313,11 @@ class Payer:
             PaymentRefusedError: it does not, and the payment may still settle.
         """
         if 200 <= response.status_code < 400:
-            if response.is_success:
-                whole = partial(self._report, purchase, paid, report)
-                if response.is_stream_consumed:
-                    whole()
-                else:
-                    watch(response, partial(self.broken_off, purchase, paid), whole)
+            whole = partial(self._delivered, request, purchase, paid, report)
+            if response.is_success and not response.is_stream_consumed:
+                watch(response, partial(self.broken_off, purchase, paid), whole)
+            else:
+                whole()
             purchase.deliver()
             return
         if response.status_code != 402 and not purchase.is_joined:
@@ -318,7 +328,7 @@ class Payer:
             status = ""
             with contextlib.suppress(AgentPayError):
                 # The service looks it up on chain.
-                status = (self.client.payments.get(paid.transfer_id, **_BRIEFLY)).status
+                status = (self.client.payments.get(paid.transfer_id, **_SOON)).status
             kind = PaidNotDeliveredError if status == "settled" else PaymentRefusedError
         reason = refusal_reason(response.headers.multi_items(), body)
         raise self._refused(kind, response, purchase, paid, reason=reason, body=body)

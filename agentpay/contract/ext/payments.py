@@ -582,8 +582,8 @@ REPORT_OUTCOME: Final[Endpoint[Payment | SessionStep]] = Endpoint(
     description="In place of the `transfer_id`, send the `charge_id` of a voucher: until its outcome is "
     "reported, or for 30 seconds, the session signs no other voucher. Two refusals in a row (402, or a "
     "server error) close the session.\n\nThe report is stored as the client's claim, and decides nothing: "
-    "the outcome is read from the chain. A later report replaces an earlier one, but takes no delivery (2xx "
-    "or 3xx) back: a seller refuses a payment that it has served.",
+    "the outcome is read from the chain. A later report replaces an earlier one, but takes no delivery (2xx) "
+    "back: a seller refuses a payment that it has served.",
 )
 LIST_SELLERS: Final = Endpoint(
     name="sellers.list",

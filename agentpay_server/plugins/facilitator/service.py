@@ -24,6 +24,7 @@ from agentpay_server.http.responses import respond
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.logs import log
 from agentpay_server.plugins.facilitator.settling import (
+    CONFLICT,
     DUPLICATE,
     UNDECODABLE,
     CheckedPayment,
@@ -67,10 +68,10 @@ class Facilitator:
             "/verify": self.verify,
             "/settle": self.settle,
         }
-        # By message hash, and by payer and the payer's name of the payment.
-        self._settling: set[str | tuple[str, str]] = set()
-        # The payments that were broadcast, by payer and name.
-        self._named: dict[tuple[str, str], CheckedPayment] = {}
+        # Message hashes and names.
+        self._settling: set[str | tuple[str, ...]] = set()
+        # The payments that were broadcast, by their names.
+        self._named: dict[tuple[str, ...], CheckedPayment] = {}
 
     def supported(self) -> Json:
         """Return which payments are accepted, and the fee payer that challenges must name."""
@@ -148,8 +149,8 @@ class Facilitator:
         except ValueError:
             raise InvalidPaymentError(UNDECODABLE, "the transaction is not base64") from None
         checked = check_payment(raw, terms, fee_payers=(self._fee_payer.address,))
-        completed = self._fee_payer.completed(checked.transaction)
-        return evolve(checked, transaction=completed, payment_id=payment_id)
+        name = None if payment_id is None else (checked.payer, terms.recipient, payment_id)
+        return evolve(checked, transaction=self._fee_payer.completed(checked.transaction), name=name)
 
     async def _simulate(self, checked: CheckedPayment) -> None:
         try:
@@ -193,18 +194,20 @@ class Facilitator:
         the payment has landed. So is another payment with its name, of a payer who signed again by mistake.
         The payer chooses the name, so it makes no duplicate acceptable: sellers would serve it twice.
         """
-        name = None if checked.payment_id is None else (checked.payer, checked.payment_id)
-        identities: set[str | tuple[str, str]] = {checked.message_hash, name or checked.message_hash}
-        if not self._settling.isdisjoint(identities):
+        name = checked.name
+        identities: set[str | tuple[str, ...]] = {checked.message_hash, name or checked.message_hash}
+        if checked.message_hash in self._settling:
             raise InvalidPaymentError(DUPLICATE, "this payment is being settled", checked.payer)
+        if name in self._settling:
+            raise _conflict(checked)
         self._settling |= identities
         try:
             if await self._fee_payer.has_landed(checked.transaction):
                 raise InvalidPaymentError(DUPLICATE, "this payment has settled", checked.payer)
-            other = None if name is None else self._named.get(name)
-            if other is not None and await self._fee_payer.may_land(other.transaction):
-                reason = f"another payment has this {x402.IDENTIFIER}"
-                raise InvalidPaymentError(DUPLICATE, reason, checked.payer)
+            other = checked if name is None else self._named.get(name, checked)
+            is_other = other.message_hash != checked.message_hash
+            if is_other and await self._fee_payer.may_land(other.transaction):
+                raise _conflict(checked)
             await self._simulate(checked)
             if name is not None:
                 self._named[name] = checked
@@ -251,6 +254,11 @@ class Facilitator:
             await _respond(send, 500, {"error": "The facilitator failed; the log of the server says why."})
         else:
             await _respond(send, 200, result)
+
+
+def _conflict(checked: CheckedPayment) -> InvalidPaymentError:
+    reason = f"another payment has this {x402.IDENTIFIER}: settle that one"
+    return InvalidPaymentError(CONFLICT, reason, checked.payer)
 
 
 def _network(protocol: Protocol) -> str:

@@ -53,6 +53,9 @@ _INVALID: Final = "invalid_exact_svm_payload"
 
 UNDECODABLE: Final = f"{_INVALID}_transaction_could_not_be_decoded"
 DUPLICATE: Final = "duplicate_settlement"
+CONFLICT: Final = "idempotency_conflict"
+"""Another payment has the name of this one."""
+
 PENDING: Final = "settlement_pending"
 """The payment was broadcast, and whether it lands is unknown."""
 
@@ -86,13 +89,13 @@ class CheckedPayment:
     """A transaction that pays the terms, if the chain accepts it.
 
     The signature slot of the seller's fee payer may be empty. `message_hash` does not depend on signatures.
-    `payment_id` is the payer's name of the payment, if it gave one.
+    `name` is what the payer calls the payment, if it does, and whose name it is.
     """
 
     transaction: VersionedTransaction
     message_hash: str
     payer: str
-    payment_id: str | None = None
+    name: tuple[str, ...] | None = None
 
     @property
     def signature(self) -> str:

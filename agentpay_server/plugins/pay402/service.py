@@ -180,7 +180,7 @@ class Payments:
         self, connection: Connection, principal: Principal, transfer_id: str, request: ReportOutcome
     ) -> None:
         _own_payment(connection, principal, transfer_id)
-        is_delivered = 200 <= request.status_code < 400
+        is_delivered = 200 <= request.status_code < 300
         # A seller refuses a payment that it has served: its refusal takes no delivery back.
         store.PAYMENTS.change(
             connection,

@@ -2,7 +2,7 @@
 
 import base64
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -13,6 +13,7 @@ from agentpay.contract.usdc import from_micro
 from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.plugins.facilitator.settling import (
+    CONFLICT,
     PENDING,
     CheckedPayment,
     FeePayer,
@@ -59,7 +60,6 @@ _LEAST_SIGNATURE_CHARACTERS: Final = 64
 
 _DELAYS: Final = {Mode.SETTLE_LATE: LATE_SECONDS, Mode.HOLD: HELD_SECONDS}
 _UNSETTLED: Final = (Mode.SETTLE_LATE, Mode.HOLD, Mode.NEVER_SETTLE)
-_CONFLICT: Final = "idempotency_conflict"
 _ASKING_MORE: Final = (Mode.ASK_TWICE, Mode.RAISE_PRICE, Mode.CHANGE_PAYEE)
 """In these modes the seller asks again after it is paid."""
 
@@ -111,9 +111,10 @@ class Seller:
         self._other_payee = str(home.keypair("other payee").pubkey())
         self._sales: dict[str, Sale] = {}
         self._replies: dict[str, Reply] = {}
-        # Message hashes of payments by their payers, products and names.
-        self._named: dict[tuple[str, str, str], str] = {}
-        self._checking: set[str] = set()
+        # Payments by their names.
+        self._named: dict[tuple[str, ...], CheckedPayment] = {}
+        # Message hashes and names.
+        self._checking: set[str | tuple[str, ...]] = set()
         # Payments to broadcast later, with their due times, by message hash.
         self._late: dict[str, tuple[int, CheckedPayment]] = {}
         self._malformed = 0
@@ -169,7 +170,8 @@ class Seller:
                 return await self._ask(visit)
             noted["protocol"] = payment.protocol
             if payment.channel is None:
-                return await self._paid(visit, payment, _names(payment, headers))
+                names = _names(noted["method"], visit, payment, headers) if self.serves_again else []
+                return await self._paid(visit, payment, names)
             request = f"{noted['method']} {visit.challenge.url}"
             receipt, content = await self.desk.take(visit.path, request, payment)
             return 200, [*_JSON, receipt], json_text.print_json(content)
@@ -215,7 +217,7 @@ class Seller:
     # --- Challenges
 
     async def _refuse(self, visit: _Visit, *, error: str, message: str) -> Reply:
-        if error == _CONFLICT:
+        if error == CONFLICT:
             # A payer who is asked again would pay again.
             return 409, _JSON, json_text.print_json({"error": error, "message": message})
         return await self._ask(visit, error=error, message=message)
@@ -243,7 +245,7 @@ class Seller:
 
     # --- Payments
 
-    async def _paid(self, visit: _Visit, presented: Presented, names: Iterable[str]) -> Reply:
+    async def _paid(self, visit: _Visit, presented: Presented, names: Sequence[tuple[str, ...]]) -> Reply:
         terms = visit.terms_of(presented)
         await self._prepare(visit.offers)
         challenges.require_own(presented, terms, visit.challenge.now_us)
@@ -258,16 +260,21 @@ class Seller:
             return self._presented_again(visit, presented, sale)
         if checked.message_hash in self._checking:
             raise InvalidPaymentError("duplicate_settlement", "this payment is being settled", checked.payer)
-        if self.serves_again:
-            self._name(visit, checked, names)
-        if signature is not None:
-            # The payer has settled it, whatever this seller's mode.
-            sale = evolve(_sale(visit, terms, checked), status="settled", tx_signature=signature)
-            self._sales[checked.message_hash] = sale
-            return self._after_paying(visit, presented, sale)
-        self._checking.add(checked.message_hash)
+        names = [(checked.payer, *name) for name in names]
+        identities: set[str | tuple[str, ...]] = {checked.message_hash, *names}
+        if not self._checking.isdisjoint(identities):
+            raise _conflict(checked)
+        self._checking |= identities
         try:
-            await self._simulate(checked)
+            await self._require_free(names, checked)
+            if signature is None:
+                await self._simulate(checked)
+            self._named |= dict.fromkeys(names, checked)
+            if signature is not None:
+                # The payer has settled it, whatever this seller's mode.
+                sale = evolve(_sale(visit, terms, checked), status="settled", tx_signature=signature)
+                self._sales[checked.message_hash] = sale
+                return self._after_paying(visit, presented, sale)
             self._sales[checked.message_hash] = sale = _sale(visit, terms, checked)
             if visit.mode in _DELAYS:
                 due_us = visit.challenge.now_us + _DELAYS[visit.mode] * SECOND_US
@@ -276,19 +283,16 @@ class Seller:
             elif visit.mode not in (*_UNSETTLED, Mode.REDIRECT):
                 sale = await self._settle(checked)
         finally:
-            self._checking.discard(checked.message_hash)
+            self._checking -= identities
         return self._after_paying(visit, presented, sale)
 
-    def _name(self, visit: _Visit, checked: CheckedPayment, names: Iterable[str]) -> None:
+    async def _require_free(self, names: Sequence[tuple[str, ...]], checked: CheckedPayment) -> None:
         """Take one payment for each name, so that a payer who signs again by mistake is not charged twice."""
         for name in names:
-            key = checked.payer, visit.path, name
-            other = self._named.get(key, checked.message_hash)
-            sale = self._sales.get(other)
-            if other in self._checking or (sale is not None and sale.status != "failed"):
-                reason = f"another payment has this {name.partition(' ')[0]}: present that one again"
-                raise InvalidPaymentError(_CONFLICT, reason, checked.payer)
-            self._named[key] = checked.message_hash
+            other = self._named.get(name, checked)
+            is_other = other.message_hash != checked.message_hash
+            if is_other and await self._fee_payer.may_land(other.transaction):
+                raise _conflict(checked, name[-2])
 
     def _after_paying(self, visit: _Visit, presented: Presented, sale: Sale) -> Reply:
         match visit.mode:
@@ -404,10 +408,19 @@ def _sentence(text: str) -> str:
     return (text if is_name else f"{text[:1].upper()}{text[1:]}") + ("" if text.endswith(".") else ".")
 
 
-def _names(presented: Presented, headers: Sequence[tuple[str, str]]) -> list[str]:
-    """Return what the payer calls the purchase: a kind of name, a space, and the name."""
-    keys = [f"Idempotency-Key {value}" for name, value in headers if name.lower() == "idempotency-key"]
-    return keys + ([] if presented.payment_id is None else [f"{x402.IDENTIFIER} {presented.payment_id}"])
+def _names(
+    method: str, visit: _Visit, presented: Presented, headers: Sequence[tuple[str, str]]
+) -> list[tuple[str, ...]]:
+    """Return what the payer calls the purchase: the request, a kind of name, and the name."""
+    found = [("Idempotency-Key", value) for name, value in headers if name.lower() == "idempotency-key"]
+    if presented.payment_id is not None:
+        found.append((x402.IDENTIFIER, presented.payment_id))
+    return [(method, visit.challenge.url, *each) for each in found]
+
+
+def _conflict(checked: CheckedPayment, kind: str = "name") -> InvalidPaymentError:
+    reason = f"another payment has this {kind}: present that one again"
+    return InvalidPaymentError(CONFLICT, reason, checked.payer)
 
 
 def _sale(visit: _Visit, terms: ChallengeTerms, checked: CheckedPayment) -> Sale:

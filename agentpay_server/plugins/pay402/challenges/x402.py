@@ -420,7 +420,8 @@ def _payment_id(extensions: str | None) -> str | None:
         return value
 
     fields.replace_member(extensions or "{}", IDENTIFIER, taken)
-    declared = fields.json_object(found[-1].encode("utf-8"), IDENTIFIER) if found else {}
+    is_given = bool(found) and found[-1] != "null"
+    declared = fields.json_object(found[-1].encode("utf-8"), IDENTIFIER) if is_given else {}
     name = fields.optional(fields.optional(declared, "info", dict) or {}, "id", str)
     if name is not None and _IDENTIFIED.fullmatch(name) is None:
         raise UnreadableChallengeError(f"{IDENTIFIER} must be 16 to 128 letters, digits, '-' or '_'")
@@ -453,7 +454,9 @@ def read_request(body: bytes) -> tuple[Protocol, Mapping[str, Any], Mapping[str,
         UnreadableChallengeError: it is no such request; the message names the field.
     """
     request, written = _parsed(body, "the body", member=_PAYMENT)
-    payment, extensions = _parsed((written or "null").encode("utf-8"), _PAYMENT)
+    if written is None:
+        fields.member(request, _PAYMENT, dict)
+    payment, extensions = _parsed((written or "").encode("utf-8"), _PAYMENT)
     requirements = fields.member(request, "paymentRequirements", dict)
     version = fields.member(payment, "x402Version", int)
     if version not in VERSIONS:
