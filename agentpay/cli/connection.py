@@ -161,12 +161,14 @@ def _sentences(error: errors.APIError) -> str:
     # The details are shown here.
     said = re.sub(r"; details [^.]+|\. [^.]+ in details[^.]*", "", error.message).rstrip(".")
     shown = [fault for fault in error.details if fault.message not in error.message]
+    if error.code == "invalid_request":
+        said = as_typed(said)
     said += (": " if shown else "") + "; ".join(as_typed(f"{each.field} {each.message}") for each in shown)
     if isinstance(error, errors.TransferRejectedError):
         said += errors.possible_again(error.available_at)
     # The message of most errors says it already.
     is_said = error.advice in said or " in details" in error.advice
-    advice = "" if is_said else error.advice.replace("the same idempotency key", "--idempotency-key")
+    advice = "" if is_said else error.advice.replace("the same idempotency key", as_typed("idempotency_key"))
     if isinstance(error, errors.AuthenticationError):
         advice = f"Set --key or {KEY_VARIABLE} to the operator key of this server"
     if error.decided_at is not None:
@@ -175,4 +177,4 @@ def _sentences(error: errors.APIError) -> str:
     parts = [f"{said}."] + ([f"{advice}."] if advice else [])
     if error.status_code >= 500 and error.request_id is not None:
         parts.append(f"Request {error.request_id}.")
-    return f"{error.code or error.status_code}: " + as_typed(" ".join(parts))
+    return f"{error.code or error.status_code}: " + " ".join(parts)

@@ -44,8 +44,8 @@ _TIMES: Final = "24h, yesterday, 2026-01-31 or 2026-01-31T12:00:00Z"
 _YEAR_SECONDS: Final = 366 * 24 * 3600
 _PLAIN: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?", re.ASCII)
 _OPAQUE: Final = re.compile(r"[0-9A-Za-z_-]{1,128}", re.ASCII)
-_PARAMETER: Final = re.compile(r"^[a-z_]+|\b[a-z]+(?:_[a-z]+)+\b")
-"""The subject of a message, or another word that can only be a name."""
+_PARAMETER: Final = re.compile(r"^[a-z_]+(?= must |$)")
+"""The subject of a message about an argument, or a name alone."""
 
 
 def export_lines(base_url: str, key: str | None) -> list[str]:
@@ -333,15 +333,16 @@ def is_given(parameter: str) -> bool:
 
 
 def as_typed(message: str) -> str:
-    """Return a message of the client with options and arguments of the command in place of parameters."""
+    """Return a message about an argument with the command's option in place of the client's parameter."""
     context = click.get_current_context()
-    typed = {
-        str(each.name): each.opts[0]
-        if isinstance(each, click.Option)
-        else each.make_metavar(context).strip("[]")
-        for each in context.command.params
-        if each.name != "url"  # The service's; a client's method has the URL of a webhook.
-    }
+    typed: dict[str, str] = {}
+    for each in context.command.params:
+        is_option = isinstance(each, click.Option)
+        shown = each.opts[0] if is_option else each.make_metavar(context).strip("[]")
+        # The client may have the name of the option, or that of the command's parameter.
+        typed |= dict.fromkeys((str(each.name), shown.lstrip("-").replace("-", "_")), shown)
+    # The service's; a client's method has the URL of a webhook.
+    typed.pop("url", None)
     return _PARAMETER.sub(lambda found: typed.get(found[0], found[0]), message)
 
 

@@ -112,6 +112,7 @@ def authorize_payment(
     """  # noqa: D301 - the escape stops click from rewrapping the line
     import uuid
 
+    _origin_of(resource)
     headers, body = _response(sys.stdin.buffer.read())
     key = idempotency_key or str(uuid.uuid4())
     with output.progress("Signing"):
@@ -195,7 +196,9 @@ def call_paid_tool(
             click.echo(content.body)
     is_delivered = content is not None and content.http_status == 200
     if not (is_delivered and result.status in _DONE):
-        click.get_current_context().exit(_EXIT_CODES.get(str(result.status), FAILED))
+        code = _EXIT_CODES.get(str(result.status), FAILED)
+        # The service has recorded what the policy, a pause or the balance refused.
+        click.get_current_context().exit(FAILED if code == REFUSED and not result.transfer_id else code)
 
 
 _DONE: Final = (None, "settled", "submitted")
@@ -233,9 +236,8 @@ def _response(told: bytes) -> tuple[list[tuple[str, str]], bytes]:
     if not headers:
         raise click.UsageError("pass the 402 with its headers on standard input, as curl -si prints it.")
     if status != "402":
-        raise click.UsageError(
-            f"the response on standard input is {status}, not 402: it asks for no payment."
-        )
+        shown = status if re.fullmatch("[0-9]{3}", status) else "unreadable"
+        raise click.UsageError(f"the response on standard input is {shown}, not 402: it asks for no payment.")
     return headers, told
 
 

@@ -6,6 +6,9 @@ from typing import Final
 _BLANK: Final = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
 """Letters, marks and a symbol that show nothing."""
 
+_EMOJI: Final = frozenset("\u203c\u2049\u3030")
+"""Punctuation that can look like an emoji."""
+
 
 def printable(text: str) -> str:
     r"""Return `text` with control and invisible characters replaced by escapes, such as `\x1b`.
@@ -44,7 +47,7 @@ def _seen(character: str) -> str:
 
 def _is_shown(character: str, before: str) -> bool:
     if "\ufe00" <= character <= "\ufe0f":
-        return unicodedata.category(before) == "So"
+        return unicodedata.category(before)[0] == "S" or before in _EMOJI
     if character in _BLANK or "\U000e0100" <= character <= "\U000e01ef":
         return False
     # All spaces are printed as they are, although `isprintable` accepts only the plain one.

@@ -118,6 +118,7 @@ class Case:
 
 PAID, UNPAID = "0.001000", "0.000000"
 ONCE = (False, "duplicate_settlement")
+ANOTHER = (False, "idempotency_conflict")
 
 
 @pytest.fixture
@@ -164,17 +165,26 @@ def test_one_payment_is_settled_for_each_name_that_a_payer_gives(case: Case) -> 
 
     assert supported(case.server)["extensions"] == ["payment-identifier"]
     before = case.server.sandbox.snapshot()
-    first = named("order-7-of-monday")
+    first, second = named("order-7-of-monday"), named("order-7-of-monday")
     with ThreadPoolExecutor(2) as pool:
-        told = list(pool.map(case.told, (first, named("order-7-of-monday"))))
-    assert sorted(told, key=lambda each: each[0]) == [ONCE, (True, None)]
+        told = list(pool.map(case.told, (first, second)))
+    assert sorted(told, key=lambda each: each[0]) == [ANOTHER, (True, None)]
     # The payer chooses the name, so the payment that settled is a duplicate with it too.
-    assert (case.told(first), case.told(named("order-7-of-monday"))) == (ONCE, ONCE)
+    settled, other = (first, second) if told[0][0] else (second, first)
+    assert (case.told(settled), case.told(other)) == (ONCE, ANOTHER)
+    with case.server.sandbox.fault("facilitator:settles_twice", times=2):
+        assert (case.told(settled), case.told(other)) == ((True, None), ANOTHER)
     assert (case.told(named("order-8-of-monday"))[0], case.received) == (True, "0.002000")
+    # Not for itself: a node lost this one.
+    lost = named("order-5-of-monday")
+    with pytest.MonkeyPatch.context() as patch:
+        lose_replies_to_fee_payers(patch, is_sent=False)
+        assert case.told(lost) == (False, "settlement_pending")
+    assert case.told(lost) == (True, None)
     # A name whose payment may still land is taken; one whose payment cannot is free.
     with case.server.sandbox.fault("facilitator:pending", times=1):
         assert case.told(named("order-9-of-monday")) == (False, "settlement_pending")
-    assert case.told(named("order-9-of-monday")) == ONCE
+    assert case.told(named("order-9-of-monday")) == ANOTHER
     late = named("order-10-of-monday")
     case.server.sandbox.clock.advance(3_600)
     assert case.told(late)[1] == "transaction_simulation_failed"

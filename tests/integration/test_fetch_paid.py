@@ -13,14 +13,13 @@ from typing import Any
 import bounds
 import pytest
 import uvicorn
-from attrs import evolve, frozen
+from attrs import frozen
 from awaited import Awaited, sync_and_async
 from sellers import EXACT, _url64, mpp
 from solders.keypair import Keypair
 from tool_results import assert_consistent
 
 from agentpay import AgentPay
-from agentpay._pay402.fetching import AsyncFetcher, FetchedPage, PageRequest
 from agentpay.tools import AgentTools, AsyncAgentTools
 from agentpay.tools.references import key_of
 from agentpay.tools.results import FetchResult
@@ -409,32 +408,35 @@ def test_a_paid_page_is_returned_even_if_its_payment_cannot_be_read(world: World
 
 @pytest.mark.parametrize("end", ["cancelled", "redirect"])
 def test_what_a_model_did_not_get_is_listed(
-    server: AgentPayServer, world: World, monkeypatch: pytest.MonkeyPatch, end: str
+    server: AgentPayServer, world: World, serve: Callable[[Any], str], end: str
 ) -> None:
-    calls: list[asyncio.Task[Any]] = []
-    fetch = AsyncFetcher.fetch
+    cancel: list[Callable[[], object]] = []
 
-    async def ending(fetcher: AsyncFetcher, request: PageRequest) -> FetchedPage:
-        page = await fetch(fetcher, request)
-        if page.is_success and end == "cancelled":
-            # While the response is on its way: this call tells nobody.
-            calls[0].cancel()
-            await asyncio.Event().wait()
-        return evolve(page, status=302) if page.is_success else page
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        """Sell, and respond with a redirect, or only once the call was cancelled: it then tells nobody."""
 
-    async def run() -> list[str | None]:
+        async def changed(message: Any) -> None:
+            if message.get("status") == 200 and end == "cancelled":
+                cancel.pop()()
+                await asyncio.sleep(0)
+            is_redirect = message.get("status") == 200 and end == "redirect"
+            await send({**message, "status": 302} if is_redirect else message)
+
+        await world.paywall(scope, receive, changed)
+
+    async def run(url: str) -> list[str]:
         tools = AsyncAgentTools(server.async_agent_client(world.account), private_origins=LOOPBACK)
-        wanted = {"url": f"{world.paywall.base_url}/forecast", "max_usdc": "1", "payment_ref": REF}
         statuses = []
         for _ in range(2):
-            calls[:] = [asyncio.create_task(tools.fetch_paid(**wanted))]
-            (outcome,) = await asyncio.gather(*calls, return_exceptions=True)
+            call = asyncio.create_task(tools.fetch_paid(url=url, max_usdc="1", payment_ref=REF))
+            loop = asyncio.get_running_loop()
+            cancel[:] = [lambda call=call, loop=loop: loop.call_soon_threadsafe(call.cancel)]
+            (outcome,) = await asyncio.gather(call, return_exceptions=True)
             statuses.append(getattr(outcome, "status", type(outcome).__name__))
         return statuses
 
-    monkeypatch.setattr(AsyncFetcher, "fetch", ending)
     first = "CancelledError" if end == "cancelled" else "paid_not_delivered"
-    assert asyncio.run(run()) == [first, "paid_not_delivered"]
+    assert asyncio.run(run(f"{serve(app)}/forecast")) == [first, "paid_not_delivered"]
     (listed,) = world.client.payments.list(status="undelivered")
     assert (listed.outcome and listed.outcome.status_code, world.spent) == (402, "0.250000")
 

@@ -254,27 +254,69 @@ def test_a_refusal_of_what_was_delivered_is_no_missing_delivery(
         assert (spent(server, bot), undelivered(server)) == (PRICE, 0)
 
 
+def broken() -> Iterator[bytes]:
+    yield b"{"
+    raise httpx.ReadError("broken off")
+
+
+class Spoiling(httpx.BaseTransport):
+    """Replaces the responses of a seller that delivers, as often as there are others."""
+
+    def __init__(self, inner: httpx.BaseTransport, *others: httpx.Response) -> None:
+        self.inner, self.others = inner, list(others)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = self.inner.handle_request(request)
+        return self.others.pop() if response.status_code == 200 and self.others else response
+
+
+SPOILED: dict[str, Callable[[], httpx.Response]] = {
+    "broken": lambda: httpx.Response(200, content=broken()),
+    "undecodable": lambda: httpx.Response(200, headers={"content-encoding": "gzip"}, stream=Plain()),
+}
+
+
+class Plain(httpx.SyncByteStream):
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"no gzip"
+
+
 @pytest.mark.parametrize("report", [True, False])
-def test_a_body_that_breaks_off_is_a_missing_delivery(
-    server: AgentPayServer, bot: str, *, report: bool
+@pytest.mark.parametrize("spoiled", SPOILED.values(), ids=SPOILED)
+@pytest.mark.parametrize("is_stream", [True, False], ids=["streamed", "bytes"])
+def test_a_body_that_cannot_be_read_is_a_missing_delivery_and_paid_once(
+    server: AgentPayServer, bot: str, spoiled: Callable[[], httpx.Response], *, is_stream: bool, report: bool
 ) -> None:
-    def broken() -> Iterator[bytes]:
-        yield b"{"
-        raise httpx.ReadError("broken off")
+    with (
+        shop(server, serves_again=True) as paywall,
+        buyer(server, paywall, bot, report=report) as http,
+    ):
+        http._transport = Spoiling(http._transport, spoiled())
+        body = iter([b"{}"]) if is_stream else b"{}"
+        request = http.build_request("POST", "/forecast", content=body)
+        with pytest.raises((httpx.ReadError, httpx.DecodingError)):
+            http.send(request)
+        assert (spent(server, bot), undelivered(server)) == (PRICE, 1)
+        # The same request presents the same payment again.
+        assert http.send(request).status_code == 200
+        assert (spent(server, bot), undelivered(server)) == (PRICE, 0)
 
-    class Breaking(httpx.BaseTransport):
-        def __init__(self, inner: httpx.BaseTransport) -> None:
-            self.inner = inner
 
-        def handle_request(self, asked: httpx.Request) -> httpx.Response:
-            response = self.inner.handle_request(asked)
-            return response if response.status_code == 402 else httpx.Response(200, content=broken())
+def test_a_reader_that_is_cancelled_joins_its_purchase(server: AgentPayServer, bot: str) -> None:
+    auth = PaymentAuth(server.async_agent_client(bot), account_id=bot, report=True)
 
-    with shop(server) as paywall, buyer(server, paywall, bot, report=report) as http:
-        http._transport = Breaking(http._transport)
-        with pytest.raises(httpx.ReadError):
-            http.get("/forecast")
-    assert (spent(server, bot), undelivered(server)) == (PRICE, 1)
+    async def read() -> None:
+        transport = paywall.async_transport()
+        async with httpx.AsyncClient(auth=auth, transport=transport, base_url=paywall.base_url) as http:
+            with pytest.raises(asyncio.CancelledError):
+                async with http.stream("GET", "/forecast"):
+                    raise asyncio.CancelledError
+            assert undelivered(server) == 1
+            assert (await http.get("/forecast")).status_code == 200
+
+    with shop(server, serves_again=True) as paywall:
+        asyncio.run(read())
+    assert (spent(server, bot), undelivered(server)) == (PRICE, 0)
 
 
 OUTCOME = "http:POST /ext/v1/payments/{transfer_id}/outcome"

@@ -153,7 +153,19 @@ def test_a_name_whose_payment_failed_is_free_again(server: AgentPayServer, shop:
     assert shop.spent == "0.25"
 
 
-def test_a_name_of_a_payment_that_may_still_settle_is_taken(server: AgentPayServer, shop: Shop) -> None:
+def test_a_name_is_taken_while_its_payment_may_settle(server: AgentPayServer, shop: Shop) -> None:
+    shop.paywall.serves_again, key = True, {"Idempotency-Key": "order-6"}
+    shop.paywall.mode = Mode.NEVER_SETTLE
+    never = shop.header() | key
+    assert shop.http.get("/forecast", headers=never).status_code == 200
+    assert shop.http.get("/forecast", headers=shop.header() | key).status_code == 409
+    server.sandbox.clock.advance(3_600)
+    shop.paywall.mode = Mode.HONEST
+    assert shop.http.get("/forecast", headers=shop.header() | key).status_code == 200
+    assert shop.spent == "0.25"
+
+
+def test_a_name_of_a_payment_that_is_held_is_taken(server: AgentPayServer, shop: Shop) -> None:
     shop.paywall.serves_again, key = True, {"Idempotency-Key": "order-7"}
     held, other = shop.header() | key, shop.header() | key
     shop.paywall.mode = Mode.HOLD
@@ -163,13 +175,14 @@ def test_a_name_of_a_payment_that_may_still_settle_is_taken(server: AgentPayServ
     assert ([sale.status for sale in shop.paywall.sales], shop.spent) == (["settled"], "0.25")
 
 
-def test_a_name_is_that_of_one_payer_and_one_product(
+def test_a_name_is_that_of_one_payer_and_one_request(
     server: AgentPayServer, client: AgentPay, shop: Shop, funded: Funded
 ) -> None:
     shop.paywall.serves_again, key = True, {"Idempotency-Key": "1"}
     other = Payer(server, funded("1"))
     shop.paywall.sell("/other", "0.25")
-    for payer, path in ((other, "/forecast"), (shop.payer, "/forecast"), (shop.payer, "/other")):
+    theirs = ((shop.payer, path) for path in ("/forecast", "/forecast?city=Oslo", "/other"))
+    for payer, path in ((other, "/forecast"), *theirs):
         header = payer.header(shop.http.get(path)) | key
         assert shop.http.get(path, headers=header).status_code == 200
 

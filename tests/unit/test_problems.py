@@ -49,6 +49,7 @@ def test_text_of_callers_is_quoted_abbreviated_and_printable(text):
             "Shop \u2764\ufe0f n\u00b0 7\u2009%",
             "Shop \u2764\ufe0f n\u00b0 7\u2009%",
         ),
+        ("\u2194\ufe0f\u203c\ufe0f", "\u2194\ufe0f\u203c\ufe0f", "\u2194\ufe0f\u203c\ufe0f"),
         ("Shop\ufe0f", "Shop\\ufe0f", "Shop\ufe0f"),
         ("Sh\u034fop\u3164\u2800", "Sh\\u034fop\\u3164\\u2800", "Shop"),
         ("Shop\U000e0101", "Shop\\U000e0101", "Shop"),
