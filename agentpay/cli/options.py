@@ -335,12 +335,15 @@ def is_given(parameter: str) -> bool:
 def as_typed(message: str) -> str:
     """Return a message about an argument with the command's option in place of the client's parameter."""
     context = click.get_current_context()
-    typed: dict[str, str] = {}
-    for each in context.command.params:
-        is_option = isinstance(each, click.Option)
-        shown = each.opts[0] if is_option else each.make_metavar(context).strip("[]")
-        # The client may have the name of the option, or that of the command's parameter.
-        typed |= dict.fromkeys((str(each.name), shown.lstrip("-").replace("-", "_")), shown)
+    # The client has the name of the option, or that of the command's parameter.
+    options = (each for param in context.command.params for each in param.opts if each.startswith("--"))
+    typed = {each[2:].replace("-", "_"): each for each in options}
+    typed |= {
+        str(each.name): each.opts[0]
+        if isinstance(each, click.Option)
+        else each.make_metavar(context).strip("[]")
+        for each in context.command.params
+    }
     # The service's; a client's method has the URL of a webhook.
     typed.pop("url", None)
     return _PARAMETER.sub(lambda found: typed.get(found[0], found[0]), message)
