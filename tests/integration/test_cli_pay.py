@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import bounds
 import pytest
 import validators
 from click.testing import CliRunner
@@ -133,7 +134,10 @@ def test_the_exit_code_of_a_paid_tool_says_what_became_of_it(
     options: tuple[str, ...],
     exit_code: int,
     shown: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # On the manual clock nothing settles while it is waited for.
+    bounds.shorten(monkeypatch, paid_fetch_settles_seconds=0.0)
     paywall.mode = mode
     if exit_code == 5:
         client.policies.update(account.account_id, max_single_transfer="0.1")
