@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
 import bounds
+import httpx
 import pytest
 import validators
 from click.testing import CliRunner
