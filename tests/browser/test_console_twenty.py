@@ -257,7 +257,7 @@ def test_a_secret_is_rotated(server: AgentPayServer, show: Callable[[str], Page]
     secret = tab.locator(".secret code").inner_text()
     assert secret.startswith("whsec_")
     tab.get_by_role("button", name="I have stored it").click()
-    expect(tab.get_by_role("dialog")).to_have_count(0)
+    expect(tab.locator(".secret")).to_have_count(0)
     assert secret not in tab.content()
 
 
