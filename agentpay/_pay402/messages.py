@@ -171,7 +171,7 @@ def present(request: Any, record: PaymentRecord, response: Any, *, read_timeout:
 
 
 def forget(request: Any) -> None:
-    """Take the key of a delivered payment from its request: the same one, sent again, is a new purchase."""
+    """Take the key of a delivered payment from its request, which is a new purchase if it is resent."""
     request.extensions = {name: value for name, value in request.extensions.items() if name != "payment_key"}
 
 

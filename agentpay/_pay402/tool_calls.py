@@ -198,7 +198,7 @@ async def _unchecked(_name: str, _result: CallToolResult) -> None:
 
 
 def _content_of(result: Mapping[str, Any]) -> tuple[bytes, str]:
-    """Return what a tool returned, for a model, and its type: the text alone if there is nothing else."""
+    """Return what a tool returned, for a model, and its type: only the text if it has no other content."""
     content, structured = result.get("content") or [], result.get("structuredContent")
     if structured is None and len(content) == 1 and content[0].get("type") == "text":
         return content[0]["text"].encode("utf-8", "replace"), "text/plain"

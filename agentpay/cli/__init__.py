@@ -133,7 +133,7 @@ class Commands(Group):
         return list(self.available)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Return a command; ModuleNotFoundError if it needs what is not installed."""
+        """Return a command; ModuleNotFoundError if a package that it needs is not installed."""
         if cmd_name not in self.available:
             return None
         module, _, name = self.available[cmd_name][0].partition(":")

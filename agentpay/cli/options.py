@@ -45,7 +45,7 @@ _YEAR_SECONDS: Final = 366 * 24 * 3600
 _PLAIN: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?", re.ASCII)
 _OPAQUE: Final = re.compile(r"[0-9A-Za-z_-]{1,128}", re.ASCII)
 _PARAMETER: Final = re.compile(r"^[a-z_]+(?= must |$)")
-"""The subject of a message about an argument, or a name alone."""
+"""The subject of a message about an argument; or the name of one, without a message."""
 
 
 def export_lines(base_url: str, key: str | None) -> list[str]:

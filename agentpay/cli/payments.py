@@ -160,7 +160,7 @@ def call_paid_tool(
     \b
     agentpay payments call-tool https://tools.example.com/mcp forecast '{"city": "Oslo"}' --max-amount 0.05
 
-    Prints what the tool returned; the payment is told on standard error. Needs the extra mcp.
+    Prints what the tool returned; the payment is printed on standard error. Needs the extra mcp.
     """  # noqa: D301 - the escape stops click from rewrapping the line
     import json
     import uuid
@@ -173,7 +173,7 @@ def call_paid_tool(
         given = json.loads(arguments)
     except ValueError as error:
         raise click.UsageError(f"the arguments of the tool are not JSON: {error}.") from None
-    # Whoever types the address decides where the call may go.
+    # The user of the command decides where the call may go.
     tools = AgentTools(server, private_origins=[_origin_of(resource)])
     tools.bind(evolve(server.whoami(), account_id=account_id))
     with output.progress("Calling"):

@@ -67,7 +67,7 @@ async def _as_tool_error(asked: _PaymentRequired, _: ClaimContext | None = None)
 
 @frozen(kw_only=True)
 class PaidToolResult:
-    """What a tool returned, and its payment.
+    """The result of a tool, and its payment.
 
     Attributes:
         result: the result of the SDK.
@@ -80,7 +80,7 @@ class PaidToolResult:
 
 
 class PaidTools:
-    """Calls the tools of an MCP server, and pays those that ask for it, by x402 or MPP.
+    """Calls the tools of an MCP server, and pays the tools that ask for it, by x402 or MPP.
 
         async with Client("https://tools.example.com/mcp", extensions=[X402Extension()]) as mcp:
             tools = PaidTools(mcp, agentpay_client, url="https://tools.example.com/mcp", max_amount="0.05")
@@ -109,7 +109,7 @@ class PaidTools:
             session: the connected `mcp.Client`, or a `ClientSession`.
             client: the client of the service, with an operator key or the account's agent-scoped key.
             url: address of the MCP server. Its origin is the seller that the policy and pins know. For a
-                server over stdio, an https address that stands for it.
+                server over stdio, any https address that identifies it.
             account_id: the account that pays, `acct_…`; by default the account of an agent-scoped key.
             max_amount: the maximum USDC to pay for one call; by default only the policy decides. Floats are
                 refused.

@@ -418,7 +418,8 @@ def test_what_a_model_did_not_get_is_listed(
         async def changed(message: Any) -> None:
             if message.get("status") == 200 and end == "cancelled":
                 cancel.pop()()
-                await asyncio.sleep(0)
+                while (await receive())["type"] != "http.disconnect":
+                    pass
             is_redirect = message.get("status") == 200 and end == "redirect"
             await send({**message, "status": 302} if is_redirect else message)
 

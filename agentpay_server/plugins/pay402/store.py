@@ -22,7 +22,7 @@ PIN_PAGES: Final = PINS.pages("operator_id")
 PAYMENTS: Final = Rows(PaymentRow, "transfer_id")
 _IS_UNSIGNED: Final = payments.c.raw.is_(None)
 IS_UNDELIVERED: Final = payments.c.outcome_status.is_(None) | ~payments.c.outcome_status.between(200, 299)
-"""No delivery is reported: the last report is another, such as a redirect, or there is none."""
+"""No delivery is reported: the last report is of a failure or a redirect, or no report exists."""
 
 _NEXT_NONCE: Final = select(func.coalesce(func.max(payments.c.nonce) + 1, 0)).where(
     payments.c.account_id == bindparam("account_id"), payments.c.blockhash == bindparam("blockhash")
