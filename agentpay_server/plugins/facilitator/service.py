@@ -24,12 +24,12 @@ from agentpay_server.http.responses import respond
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.logs import log
 from agentpay_server.plugins.facilitator.settling import (
-    CONFLICT,
     DUPLICATE,
     UNDECODABLE,
     CheckedPayment,
     FeePayer,
     InvalidPaymentError,
+    Settling,
     check_payment,
     keypair_of,
     pending,
@@ -43,9 +43,6 @@ from agentpay_server.sandbox.faults import FacilitatorFault, RequestFaults
 
 PATH: Final = EXTENSIONS + "/sandbox/x402"
 """The base path, to which sellers' packages append `/supported`, `/verify` and `/settle`."""
-
-_NAMES_MAX: Final = 1_000
-"""How many names of payments are remembered."""
 
 Json = dict[str, Any]
 
@@ -68,10 +65,7 @@ class Facilitator:
             "/verify": self.verify,
             "/settle": self.settle,
         }
-        # Message hashes and names.
-        self._settling: set[str | tuple[str, ...]] = set()
-        # The payments that were broadcast, by their names.
-        self._named: dict[tuple[str, ...], CheckedPayment] = {}
+        self._settling = Settling(self._fee_payer)
 
     def supported(self) -> Json:
         """Return which payments are accepted, and the fee payer that challenges must name."""
@@ -149,8 +143,8 @@ class Facilitator:
         except ValueError:
             raise InvalidPaymentError(UNDECODABLE, "the transaction is not base64") from None
         checked = check_payment(raw, terms, fee_payers=(self._fee_payer.address,))
-        name = None if payment_id is None else (checked.payer, terms.recipient, payment_id)
-        return evolve(checked, transaction=self._fee_payer.completed(checked.transaction), name=name)
+        named = () if payment_id is None else ((checked.payer, terms.recipient, x402.IDENTIFIER, payment_id),)
+        return evolve(checked, transaction=self._fee_payer.completed(checked.transaction), names=named)
 
     async def _simulate(self, checked: CheckedPayment) -> None:
         try:
@@ -191,33 +185,17 @@ class Facilitator:
         """Broadcast a payment that has not landed, and return its signature.
 
         Of two requests for one payment, one settles: the other is refused while it does, and later because
-        the payment has landed. So is another payment with its name, of a payer who signed again by mistake.
-        The payer chooses the name, so it makes no duplicate acceptable: sellers would serve it twice.
+        the payment has landed.
         """
-        name = checked.name
-        identities: set[str | tuple[str, ...]] = {checked.message_hash, name or checked.message_hash}
-        if checked.message_hash in self._settling:
-            raise InvalidPaymentError(DUPLICATE, "this payment is being settled", checked.payer)
-        if name in self._settling:
-            raise _conflict(checked)
-        self._settling |= identities
         try:
-            if await self._fee_payer.has_landed(checked.transaction):
-                raise InvalidPaymentError(DUPLICATE, "this payment has settled", checked.payer)
-            other = checked if name is None else self._named.get(name, checked)
-            is_other = other.message_hash != checked.message_hash
-            if is_other and await self._fee_payer.may_land(other.transaction):
-                raise _conflict(checked)
-            await self._simulate(checked)
-            if name is not None:
-                self._named[name] = checked
-                if len(self._named) > _NAMES_MAX:
-                    del self._named[next(iter(self._named))]
-            return await self._fee_payer.settle(checked, waits=waits)
+            async with self._settling.claimed(checked):
+                if await self._fee_payer.has_landed(checked.transaction):
+                    raise InvalidPaymentError(DUPLICATE, "this payment has settled", checked.payer)
+                await self._simulate(checked)
+                self._settling.sent(checked)
+                return await self._fee_payer.settle(checked, waits=waits)
         except RpcError as error:
             raise InvalidPaymentError("transaction_failed", str(error), checked.payer) from None
-        finally:
-            self._settling -= identities
 
     # --- HTTP
 
@@ -254,11 +232,6 @@ class Facilitator:
             await _respond(send, 500, {"error": "The facilitator failed; the log of the server says why."})
         else:
             await _respond(send, 200, result)
-
-
-def _conflict(checked: CheckedPayment) -> InvalidPaymentError:
-    reason = f"another payment has this {x402.IDENTIFIER}: settle that one"
-    return InvalidPaymentError(CONFLICT, reason, checked.payer)
 
 
 def _network(protocol: Protocol) -> str:

@@ -11,8 +11,9 @@ chains.
 
 import asyncio
 import base64
+import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 from attrs import frozen
@@ -35,6 +36,7 @@ from agentpay_server.chain.instructions import (
     associated_token_address,
     create_associated_token_account_idempotent,
 )
+from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.plugins.node.jsonrpc import INTERNAL_ERROR, PREFLIGHT_FAILURE, RpcCall, RpcError
 from agentpay_server.plugins.node.methods import Node
 from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Leg, Protocol
@@ -61,6 +63,12 @@ PENDING: Final = "settlement_pending"
 
 Rpc = Callable[..., Awaitable[Any]]
 """Calls a method of an RPC node and returns its result; an error is an `RpcError`."""
+
+Name = tuple[str, ...]
+"""What a payer calls a payment: whose name it is, the kind of name, and the name."""
+
+_NAMES_MAX: Final = 1_000
+"""How many names of payments are remembered."""
 
 CONFIRM_SECONDS: Final = 30.0
 
@@ -89,13 +97,13 @@ class CheckedPayment:
     """A transaction that pays the terms, if the chain accepts it.
 
     The signature slot of the seller's fee payer may be empty. `message_hash` does not depend on signatures.
-    `name` is what the payer calls the payment, if it does, and whose name it is.
+    `names` are what the payer calls the payment.
     """
 
     transaction: VersionedTransaction
     message_hash: str
     payer: str
-    name: tuple[str, ...] | None = None
+    names: tuple[Name, ...] = ()
 
     @property
     def signature(self) -> str:
@@ -468,6 +476,57 @@ class FeePayer:
     async def _lamports(self) -> int:
         lamports: int = (await self._rpc("getBalance", self.address))["value"]
         return lamports
+
+
+class Settling:
+    """Lets one payment be settled for each message and each name, because payers may sign again by mistake.
+
+    A name makes no duplicate acceptable: the payer chooses it, and sellers would serve the payment twice.
+    """
+
+    def __init__(self, fee_payer: FeePayer) -> None:
+        self._fee_payer = fee_payer
+        self._busy: set[str | Name] = set()
+        # The payments that were broadcast.
+        self._named: dict[Name, CheckedPayment] = {}
+
+    def capture(self) -> Restore:
+        return captured(self, "_named")
+
+    @contextlib.asynccontextmanager
+    async def claimed(self, checked: CheckedPayment) -> AsyncIterator[None]:
+        """Settle a payment in this context.
+
+        Raises:
+            InvalidPaymentError: it is being settled (`DUPLICATE`), or another payment with its name is, has
+                landed or can land (`CONFLICT`).
+        """
+        if checked.message_hash in self._busy:
+            raise InvalidPaymentError(DUPLICATE, "this payment is being settled", checked.payer)
+        for name in self._busy.intersection(checked.names):
+            raise _conflict(checked, name)
+        identities: set[str | Name] = {checked.message_hash, *checked.names}
+        self._busy |= identities
+        try:
+            for name in checked.names:
+                other = self._named.get(name, checked)
+                is_other = other.message_hash != checked.message_hash
+                if is_other and await self._fee_payer.may_land(other.transaction):
+                    raise _conflict(checked, name)
+            yield
+        finally:
+            self._busy -= identities
+
+    def sent(self, checked: CheckedPayment) -> None:
+        """Note that a payment is about to be broadcast, or was."""
+        self._named |= dict.fromkeys(checked.names, checked)
+        while len(self._named) > _NAMES_MAX:
+            del self._named[next(iter(self._named))]
+
+
+def _conflict(checked: CheckedPayment, name: Sequence[str]) -> InvalidPaymentError:
+    reason = f"another payment has this {name[-2]}: present that one again"
+    return InvalidPaymentError(CONFLICT, reason, checked.payer)
 
 
 def _text(transaction: VersionedTransaction) -> str:

@@ -18,6 +18,8 @@ from agentpay_server.plugins.facilitator.settling import (
     CheckedPayment,
     FeePayer,
     InvalidPaymentError,
+    Name,
+    Settling,
     check_payment,
 )
 from agentpay_server.plugins.node.jsonrpc import RpcError
@@ -111,10 +113,7 @@ class Seller:
         self._other_payee = str(home.keypair("other payee").pubkey())
         self._sales: dict[str, Sale] = {}
         self._replies: dict[str, Reply] = {}
-        # Payments by their names.
-        self._named: dict[tuple[str, ...], CheckedPayment] = {}
-        # Message hashes and names.
-        self._checking: set[str | tuple[str, ...]] = set()
+        self._settling = Settling(self._fee_payer)
         # Payments to broadcast later, with their due times, by message hash.
         self._late: dict[str, tuple[int, CheckedPayment]] = {}
         self._malformed = 0
@@ -125,7 +124,7 @@ class Seller:
 
     def capture(self) -> Restore:
         """Restores the records; products and modes stay as they are."""
-        return captured(self, "_sales", "_replies", "_named", "_late", "requests", "desk")
+        return captured(self, "_sales", "_replies", "_settling", "_late", "requests", "desk")
 
     # --- Scheduled work
 
@@ -245,7 +244,7 @@ class Seller:
 
     # --- Payments
 
-    async def _paid(self, visit: _Visit, presented: Presented, names: Sequence[tuple[str, ...]]) -> Reply:
+    async def _paid(self, visit: _Visit, presented: Presented, names: Sequence[Name]) -> Reply:
         terms = visit.terms_of(presented)
         await self._prepare(visit.offers)
         challenges.require_own(presented, terms, visit.challenge.now_us)
@@ -254,22 +253,18 @@ class Seller:
         if signature is not None:
             raw = await self._landed(signature, terms)
         checked = check_payment(raw, terms, fee_payers=(self._fee_payer.address,))
-        checked = evolve(checked, transaction=self._fee_payer.completed(checked.transaction))
+        checked = evolve(
+            checked,
+            transaction=self._fee_payer.completed(checked.transaction),
+            names=tuple((checked.payer, *name) for name in names),
+        )
         sale = self._sales.get(checked.message_hash)
         if sale is not None:
             return self._presented_again(visit, presented, sale)
-        if checked.message_hash in self._checking:
-            raise InvalidPaymentError("duplicate_settlement", "this payment is being settled", checked.payer)
-        names = [(checked.payer, *name) for name in names]
-        identities: set[str | tuple[str, ...]] = {checked.message_hash, *names}
-        if not self._checking.isdisjoint(identities):
-            raise _conflict(checked)
-        self._checking |= identities
-        try:
-            await self._require_free(names, checked)
+        async with self._settling.claimed(checked):
             if signature is None:
                 await self._simulate(checked)
-            self._named |= dict.fromkeys(names, checked)
+            self._settling.sent(checked)
             if signature is not None:
                 # The payer has settled it, whatever this seller's mode.
                 sale = evolve(_sale(visit, terms, checked), status="settled", tx_signature=signature)
@@ -282,17 +277,7 @@ class Seller:
                 self._on_late_work()
             elif visit.mode not in (*_UNSETTLED, Mode.REDIRECT):
                 sale = await self._settle(checked)
-        finally:
-            self._checking -= identities
         return self._after_paying(visit, presented, sale)
-
-    async def _require_free(self, names: Sequence[tuple[str, ...]], checked: CheckedPayment) -> None:
-        """Take one payment for each name, so that a payer who signs again by mistake is not charged twice."""
-        for name in names:
-            other = self._named.get(name, checked)
-            is_other = other.message_hash != checked.message_hash
-            if is_other and await self._fee_payer.may_land(other.transaction):
-                raise _conflict(checked, name[-2])
 
     def _after_paying(self, visit: _Visit, presented: Presented, sale: Sale) -> Reply:
         match visit.mode:
@@ -410,17 +395,12 @@ def _sentence(text: str) -> str:
 
 def _names(
     method: str, visit: _Visit, presented: Presented, headers: Sequence[tuple[str, str]]
-) -> list[tuple[str, ...]]:
+) -> list[Name]:
     """Return what the payer calls the purchase: the request, a kind of name, and the name."""
     found = [("Idempotency-Key", value) for name, value in headers if name.lower() == "idempotency-key"]
     if presented.payment_id is not None:
         found.append((x402.IDENTIFIER, presented.payment_id))
     return [(method, visit.challenge.url, *each) for each in found]
-
-
-def _conflict(checked: CheckedPayment, kind: str = "name") -> InvalidPaymentError:
-    reason = f"another payment has this {kind}: present that one again"
-    return InvalidPaymentError(CONFLICT, reason, checked.payer)
 
 
 def _sale(visit: _Visit, terms: ChallengeTerms, checked: CheckedPayment) -> Sale:
